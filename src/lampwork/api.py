@@ -249,6 +249,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         dynamic=keywords.dynamic,
         quiet=quiet,
         stand_in=_stand_in(keywords),
+        draws_on_cards=isinstance(keywords.backends[0], NativeBackend),
     )
     function.prepare = functools.partial(prepare, keywords.backends)
     return function

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from grids import Case
 from loops_build import I, at, axes, buffer, mean_of, op, pointwise, random_inputs, reduce
 
+from lampwork.graph.record import Recorder
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, IndexValue, Load, Local, Map, Reduce, Scan
+from lampwork.lower.lowering import lower_graph
 
 FLOATS = ("f64", "f32", "f16", "bf16")
 DTYPES = (*FLOATS, "i64", "i32", "i16", "i8", "u8", "bool")
@@ -244,6 +247,20 @@ def moments(m=2, n=32768, dtype="f32"):
         reduce(var, (n,), "sum", op("product", apart, apart), mean_of(n - 1)),
     ]
     return of(definitions, "mean var", x, tolerance=1e-3)
+
+
+def dropout(m=16, n=300, width=4):
+    """x where a word of the stream of one of 512 threads is small, which takes `width` elements at a turn."""
+    given = torch.rand(m, n), torch.tensor([-5, 12])
+    with Recorder() as recorder:
+        x, state = (recorder.input(tensor, name) for tensor, name in zip(given, ("x", "state"), strict=True))
+        order, words = [n, 1], max(width, 4) if width > 1 else 1
+        drawn = torch.ops.lampwork.philox_words(state, [m, n], order, order, 4, 512, width, words, 0)
+        y = x * (((drawn ^ -(2**31)) <= 2**30).to(torch.float32) * 1.25)
+    lowered = lower_graph(recorder.finish([y]).graph, templates=False)
+    names = [buffer.name for buffer in lowered.placeholders if buffer is not None]
+    inputs = {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)}
+    return Case(lowered.definitions, frozenset(out.buffer.name for out in lowered.outputs), inputs)
 
 
 FAMILIES = {

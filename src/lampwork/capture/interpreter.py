@@ -40,7 +40,8 @@ class CaptureOptions:
     called as it is); `compile_resume` that of a resume function. `stand_in` gives what is called in place of a function
     of torch, if there is something. `dynamic` says which sizes and ints are left open
     (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
-    `resume.drive`). `trains_dtensors`: calls on DTensors that require grad are captured.
+    `resume.drive`). `trains_dtensors`: calls on DTensors that require grad are captured. `draws_on_cards`: what CUDA
+    devices draw is recorded as arithmetic, for a backend that computes it where it is read.
     """
 
     compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -50,6 +51,7 @@ class CaptureOptions:
     drive: Callable[..., Any] | None = None
     stand_in: StandIn | None = None
     trains_dtensors: bool = True
+    draws_on_cards: bool = False
 
 
 class Interpreter:

@@ -123,6 +123,7 @@ class Target:
     has_fma: a product and a sum are one instruction, with one rounding.
     has_masks: loads and stores under a mask are as cheap as plain ones.
     has_f16c: float16 is converted by an instruction.
+    multiplies_words: both halves of a product of 32-bit numbers are one instruction of 32-bit registers.
     has_maximum: the larger of two float32, or NaN if either is, is an instruction, and the smaller.
     has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
@@ -224,6 +225,7 @@ class Target:
     has_masks: bool = False
     has_f16c: bool = False
     has_bf16c: bool = False
+    multiplies_words: bool = False
     has_maximum: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
     exp2: Callable[[Any, Any], Any] | None = None

@@ -141,6 +141,7 @@ class Function:
         quiet: bool = False,
         dynamic: bool | None = None,
         stand_in: StandIn | None = None,
+        draws_on_cards: bool = False,
         names: set[str] | None = None,
     ) -> Function:
         function = Function(
@@ -150,7 +151,12 @@ class Function:
         function.compiled.stages = Stages(f"{function.name}, not called yet")
         function.compiled.entries = ()
         function._options = CaptureOptions(
-            function.child, function.child, Dynamic(dynamic), drive=drive, stand_in=stand_in
+            function.child,
+            function.child,
+            Dynamic(dynamic),
+            drive=drive,
+            stand_in=stand_in,
+            draws_on_cards=draws_on_cards,
         )
         watch(function)
         function.follow()
@@ -504,6 +510,7 @@ class Function:
                 quiet=self.quiet,
                 dynamic=dynamic.mode if dynamic is not None else None,
                 stand_in=self._options.stand_in,
+                draws_on_cards=self._options.draws_on_cards,
                 names=self._names,
             )
             made.family = self.family

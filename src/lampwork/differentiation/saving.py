@@ -64,6 +64,7 @@ _AGAIN = frozenset(
         "select_scatter",
         "expand_copy",
         "random_words",
+        "philox_words",
     }
 )
 """Operators besides pointwise ones and views that take no longer than their tensors take to be read and written."""

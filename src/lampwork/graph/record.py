@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lampwork import logs, pristine
 from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
 from lampwork.frames import Unwatched
-from lampwork.graph import canonical, canonical_random, collectives, writes
+from lampwork.graph import canonical, canonical_on_cards, canonical_random, collectives, writes
 from lampwork.graph.concrete import canonical_sizes
 from lampwork.graph.devices import Places
 from lampwork.graph.distributed import passes_on
@@ -89,16 +89,21 @@ class Recorder(TorchDispatchMode):
 
     `location`, if set, is stamped on the nodes that follow. `scope` holds the symbols that sizes are made of.
     `place_of(tensor, period)`, if set, says where in its storage an input begins, in bytes modulo `period`, and sees to
-    it that all calls agree; else nothing depends on it. `counted`: random numbers are recorded as computed ones.
+    it that all calls agree; else nothing depends on it. `address_of` says the same of an input's address. `counted`:
+    random numbers are recorded as computed ones. `draws_on_cards`: those of CUDA devices are, as eager draws them.
     """
 
-    def __init__(self, *, counted: bool = False) -> None:
+    def __init__(self, *, counted: bool = False, draws_on_cards: bool = False) -> None:
         super().__init__()
         self.counted = counted
+        self.draws_on_cards = draws_on_cards
+        self.draws = 0  # operators that have drawn random numbers, so far
+        self.taken: dict[torch.device, canonical_on_cards.Taken] = {}
         self.graph = fx.Graph()
         self.location: Location | None = None
         self.scope = Scope()
         self.place_of: Callable[[torch.Tensor, int], int] | None = None
+        self.address_of: Callable[[torch.Tensor, int], int | None] | None = None
         self.inputs: list[Input] = []
         self.bound: list[Input] = []
         self._stamps = count()
@@ -451,6 +456,9 @@ class Recorder(TorchDispatchMode):
         if info.random and self.counted:
             func, args, kwargs = canonical_random.counted(self, func, args, kwargs)
             info = op_info(func)
+        if info.random and self.draws_on_cards:
+            func, args, kwargs = canonical_on_cards.counted(self, func, args, kwargs)
+            info = op_info(func)
         if self._grad_outside and not pristine.is_grad_enabled():
             args, kwargs = self._without_gradient(args), self._without_gradient(kwargs)
         nodes, specs, grad = self._encode(args)
@@ -482,6 +490,7 @@ class Recorder(TorchDispatchMode):
         node = self._node(func, nodes, node_kwargs, val)
         if info.random and canonical.is_random(info.name, func, args, kwargs):
             node.meta["random"] = True
+            self.draws += 1
         note_known(node, info)
         return node, val, wants_grad
 

@@ -45,8 +45,9 @@ class Storage:
     `node` is its present content, of the layout `spec`; `stamp` is never reused, so that an alias whose stamp differs
     knows that its own node is out of date. `source` is "fresh" for memory that the region allocates, "input" for
     memory of a tensor from outside, "constant" for a literal that lives in the graph and must not be handed out.
-    `origin` is the placeholder of an input or constant; `born` the first stamp; `inference` tells whether its tensors
-    are inference tensors; `versions` counts the writes that eager notes in the version of its tensors.
+    `origin` is the placeholder of an input or constant; `born` the first stamp; `made` the first content; `inference`
+    tells whether its tensors are inference tensors; `versions` counts the writes that eager notes in the version of its
+    tensors.
 
     `differentiated`: a differentiable operator has read it, and may have saved it. `unnoticed`: it was written, and no
     version shows it. `strays`: the steps of detached aliases to which values were written that require grad: these
@@ -68,9 +69,11 @@ class Storage:
     sealed: bool = False
     pending: bool = False
     born: int = field(init=False)
+    made: fx.Node = field(init=False)
 
     def __post_init__(self) -> None:
         self.born = self.stamp
+        self.made = self.node
 
     @property
     def written(self) -> bool:

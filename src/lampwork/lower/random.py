@@ -1,8 +1,8 @@
 """Random numbers.
 
-With numerics="fast" they are words of a counter (`random_words`), an expression as any other: only its key is drawn.
-Otherwise they are torch's own stream, drawn in blocks by operators of the runtime (csrc/random.cpp), and what follows
-is fused with other code.
+With numerics="fast" they are words of a counter, and so are those of a CUDA device (`random_words`). Otherwise they are
+torch's own stream, drawn in blocks by operators of the runtime (csrc/random.cpp), and what follows is fused with other
+code.
 
 The operators leave the generator as ATen's do. They fill a contiguous tensor in row-major order, as ATen does; where
 the result lies otherwise ATen goes through memory in that order, and is called. No two of them change places, as no
@@ -16,11 +16,10 @@ from typing import Any
 
 from lampwork.graph.spec import contiguous_strides
 from lampwork.graph.symbols import same_sizes
-from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import DType, Expr, Op
+from lampwork.loops.ir.nodes import DType, Expr
 from lampwork.lower import exprs as e
 from lampwork.lower import extern
-from lampwork.lower.arrays import Array, axes_of, read
+from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context, keep
 from lampwork.lower.dtypes import FLOATS, TORCH_DTYPES, compute_dtype
 from lampwork.lower.reduce import reduce_value
@@ -162,17 +161,6 @@ def dropout(ctx: Context, x: Array, p: float, train: bool) -> Array:
 def feature_dropout(ctx: Context, x: Array, p: float, train: bool) -> Array:
     """Whole channels are dropped: the noise has sizes of 1 behind them."""
     return _dropped(ctx, x, p, (*x.shape[:2], *(1 for _ in x.shape[2:])))
-
-
-@rules.lowers("lampwork::random_words")
-def random_words(ctx: Context, key: Array, size: Sequence[int], stride: Sequence[int], part: int) -> Array:
-    """Elements are counted in the order of rows, however they lie."""
-    shape = ctx.spec.shape
-    element = Index.const(0)
-    for axis in axes_of(shape):
-        element = element * axis.extent + Index.var(axis.name)
-    value = Op("philox", (read(key, shape), e.index_value(element), e.const(part, "i64")), "i32")
-    return ctx.map(shape, value, ctx.spec.strides)
 
 
 @rules.lowers("multinomial")

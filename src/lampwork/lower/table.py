@@ -27,6 +27,7 @@ from lampwork.lower import (
     pool,
     pool_backward,
     random,
+    random_words,
     recurrent,
     recurrent_gradient,
     reduce,
@@ -65,6 +66,7 @@ _LOOPS = (
     grids.rules,
     losses.rules,
     losses_backward.rules,
+    random_words.rules,
 )
 
 _TEMPLATES = (

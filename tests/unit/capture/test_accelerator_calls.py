@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from devices import CUDA, pretend, skip_where_torch_asks_the_driver, without_lazy_init
 
 import lampwork
 from lampwork.capture.capture import capture
+from lampwork.capture.interpreter import CaptureOptions
 from lampwork.capture.model.evaluate import holds
+from lampwork.capture.state.lifting import LiesAt
+from lampwork.graph import canonical_on_cards, card_trial
+from lampwork.graph.card_random import Card
 from lampwork.graph.devices import main_device
 
 X = torch.randn(4)
@@ -113,6 +118,25 @@ def test_autocast_of_cuda_is_guarded(pretending: None, monkeypatch: pytest.Monke
     finally:
         torch.set_autocast_enabled("cuda", False)
     assert not any("autocast" in str(each.source) for each in capture(lambda: torch.ones(2), (), {}).guards)
+
+
+@pytest.mark.parametrize(("start", "other"), [(0, 4), (2, 0), (1, 3)])
+def test_dropout_of_an_input_is_guarded_by_its_address(
+    start: int, other: int, pretending: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canonical_on_cards, "card_of", {0: Card(2, 1024)}.__getitem__)
+    for family in ("dropout", "uniform"):
+        monkeypatch.setitem(card_trial._found, (0, family, torch.float32), True)
+    memory = torch.zeros(64)
+    x = memory[start : start + 32]
+    drops = CaptureOptions(draws_on_cards=True)
+    region = capture(lambda x: F.dropout(x, 0.5), (x,), {}, drops)
+    (guard,) = [each for each in region.guards if isinstance(each.expected, LiesAt)]
+    assert holds(guard, (x,), {}) and holds(guard, (memory[start + 4 : start + 36],), {})
+    assert holds(guard, (memory[other : other + 32],), {}) == ((start - other) % 4 == 0)
+    for fn in (lambda x: F.dropout(x * 2, 0.5), lambda x: torch.rand_like(x)):
+        guards = capture(fn, (x,), {}, drops).guards
+        assert not any(isinstance(each.expected, LiesAt) for each in guards)
 
 
 def test_the_current_device_is_guarded_where_none_is_named() -> None:

@@ -36,6 +36,8 @@ WIDE: dict[str, Make] = {
     "layer_norm of bf16": functools.partial(cases.layer_norm, 64, 768, "bf16"),
     "argmax of a block": functools.partial(cases.rows, "argmax", 3, 3000),
     "scan of a block": functools.partial(cases.scan, n=3000),
+    "dropout in vectors": cases.dropout,
+    "dropout of single elements": functools.partial(cases.dropout, width=1),
 }
 CASES = cases.FAMILIES | cases.CUT | BY_DTYPE | WIDE
 
@@ -167,6 +169,7 @@ GOLDEN: dict[str, Make] = {
     "softmax": functools.partial(cases.softmax, 4096, 128),
     "total": functools.partial(cases.rows, "sum", 4096, 2048),
     "transpose": functools.partial(cases.transpose, 512, 512),
+    "dropout": functools.partial(cases.dropout, 512, 1024),
 }
 
 

@@ -246,6 +246,12 @@ def test_tiles(dtype: str) -> None:
     check(case, blocks=3)
 
 
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_random_numbers(width: int) -> None:
+    for blocks in (1, 3):
+        check(cases.dropout(width=width), blocks=blocks)
+
+
 @pytest.mark.parametrize("make", [cases.softmax, cases.layer_norm, cases.rows, cases.transpose, cases.flat])
 def test_numbers_that_are_none(make) -> None:
     """NaN, infinities and -0.0 pass as numpy has them, signs included."""

@@ -42,20 +42,15 @@ def call_checkpoint(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
         return interp.call(function, values, named)
     if reentrant and not any(type(value) is TraceTensor and value.requires_grad for value in values):
         raise Break("LW105", f"{_NAME}, reentrant, of tensors that need no gradient")
-    before, drawn, started = _Written(interp), _drawn(interp), len(interp.recorder.started)
+    before, drawn, started = _Written(interp), interp.recorder.draws, len(interp.recorder.started)
     result = interp.call(function, values, named)
     if len(interp.recorder.started) != started:
         raise Break("LW105", f"{_NAME} of a function that communicates, which eager's second run does again")
     if before.is_more_now():
         raise Break("LW105", f"{_NAME} of a function that writes to what is outside, or in place")
-    if redraws and _drawn(interp) != drawn:
+    if redraws and interp.recorder.draws != drawn:
         raise Break("LW105", f"{_NAME}, without preserve_rng_state, of a function that draws random numbers")
     return result
-
-
-def _drawn(interp: Interpreter) -> int:
-    """How many operators of a region have drawn random numbers so far."""
-    return sum("random" in node.meta for node in interp.recorder.graph.nodes)
 
 
 class _Written:

@@ -52,12 +52,27 @@ class BeginsAt:
 _begins_at = cache(BeginsAt)
 
 
+@record
+class LiesAt:
+    """A predicate: the address of a tensor's first element is `place`, modulo `period`."""
+
+    period: int
+    place: int
+
+    def __call__(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() % self.period == self.place
+
+
+_lies_at = cache(LiesAt)
+
+
 class Lifting:
     """The trace tensor of each outside tensor, and the symbol of each number that is open."""
 
     def __init__(self, recorder: Recorder, guards: GuardBuilder, dynamic: Dynamic | None) -> None:
         self.recorder = recorder
         recorder.place_of = self._place_of
+        recorder.address_of = self._address_of
         self.guards = guards
         self.dynamic = dynamic
         self.lifted: dict[int, Lifted] = {}  # by id of the outside tensor
@@ -116,6 +131,15 @@ class Lifting:
         lifted = self.lifted.get(id(tensor))
         if lifted is not None:
             self.guards.add(lifted.source, "predicate", _begins_at(period, place))
+        return place
+
+    def _address_of(self, tensor: torch.Tensor, period: int) -> int | None:
+        """The address of a tensor, modulo `period`, which is the same on each call; None if it was not lifted."""
+        lifted = self.lifted.get(id(tensor))
+        if lifted is None:
+            return None
+        place = tensor.data_ptr() % period
+        self.guards.add(lifted.source, "predicate", _lies_at(period, place))
         return place
 
     def _spec(self, tensor: torch.Tensor, source: Source) -> TensorSpec:

@@ -80,6 +80,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         vector_bytes=128,
         registers=255,
         has_fma=True,
+        multiplies_words=True,
         has_f16c=True,
         has_bf16c=known >= 80,
         has_maximum=known >= 80,
