@@ -377,3 +377,18 @@ def test_candidates_take_turns_behind_a_busy_device() -> None:
     start = watch.log.index("hold 3")
     assert watch.log[start : start + 8] == ["hold 3", "flush", "", "flush", "b", "flush", "far", "wait"]
     assert watch.log.count("far") == 2 + 3
+
+
+def test_what_torch_rounds_products_to_is_guarded() -> None:
+    """A product that was compiled to TF32 does not serve calls that ask for exact ones."""
+    compiled = lampwork.compile(lambda a: a @ a)
+    matmul, x, made = torch.backends.cuda.matmul, torch.randn(4, 4), list[int]()
+    before = matmul.allow_tf32
+    try:
+        for allowed in (False, True, False, True):
+            matmul.allow_tf32 = allowed
+            compiled(x)
+            made.append(len(compiled.entries))
+    finally:
+        matmul.allow_tf32 = before
+    assert made == [1, 2, 2, 2]
