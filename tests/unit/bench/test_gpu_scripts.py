@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import lampwork
+from lampwork.codegen.gpu.nvidia import describe
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 
@@ -18,7 +19,7 @@ SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 @pytest.fixture
 def script(monkeypatch):
     """Imports a script of benchmarks/ by name, and forgets it, since tests/support has a module `gpu` too."""
-    names = ("gpu", "gpu_cases", "gpu_sanitize", "gpu_smoke", "gpu_timing", "gpu_workloads")
+    names = ("gpu", "gpu_cases", "gpu_products", "gpu_sanitize", "gpu_smoke", "gpu_timing", "gpu_workloads")
     before = {name: sys.modules.pop(name, None) for name in names}
     monkeypatch.syspath_prepend(str(SCRIPTS))
     yield importlib.import_module
@@ -47,6 +48,24 @@ def test_smoke_goes_on_after_a_process_has_died(script) -> None:
     text = smoke.summary([lost, found], 80).splitlines()
     assert text[0].startswith("no such case: the process ended") and len(text[0]) == 80
     assert text[1] == "1 of 2 functions right and compiled; 1 calls, 1 with a problem"
+
+
+def test_products_that_are_wrong_are_said_to_be(script) -> None:
+    products = script("gpu_products")
+    card = describe(90, 132)
+    for shape in products.shapes():
+        assert products.variants_of(shape, card, False), shape
+    shape = products.Shape("small", "bf16", 8, 16, 64, "bias")
+    given = {
+        name: torch.randn(size).bfloat16() for name, size in (("a", (8, 64)), ("w", (16, 64)), ("bias", 16))
+    }
+    got = shape.eager(given)
+    assert products.error(shape, given, got) <= 1
+    got[3, 5] += 0.25 * got[3, 5].abs() + 1
+    off = products.error(shape, given, got)
+    assert off > 1 and products.line(shape, "torch", 1.0, 1.0, off).endswith("WRONG")
+    got[3, 5] = float("nan")
+    assert products.error(shape, given, got) == float("inf")
 
 
 def test_figures_are_written_and_failures_are_lines(script, monkeypatch, tmp_path, capsys) -> None:

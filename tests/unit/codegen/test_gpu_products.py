@@ -246,8 +246,26 @@ def test_others_are_refused(gemm: Gemm, card) -> None:
         SOURCE.compile(gemm, card, small("bf16"), "lw_product")
 
 
-def test_rows_of_no_16_bytes_are_not_worth_it() -> None:
-    assert SOURCE.variants(product("bf16", 64, 64, 63), CARD) == ()
+def test_elements_one_by_one_are_not_worth_it() -> None:
+    assert SOURCE.variants(product("bf16", 64, 64, 63, orders="nt"), CARD) == ()
+    for dtype, size in (("bf16", 62), ("bf16", 60), ("f32", 63)):
+        assert SOURCE.variants(product(dtype, 64, 64, size, orders="nt"), CARD)
+
+
+@pytest.mark.parametrize("orders", ORDERS)
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_copies_of_fewer_bytes(dtype: str, orders: str) -> None:
+    """Lines of multiples of 8 and of 4 bytes, for which there are narrower copies."""
+    for size in (36, 38) if dtype != "f32" else (38, 37):
+        code = code_of(product(dtype, size, size, size, orders=orders), small(dtype))
+        width = 8 if size in (36, 38) and (dtype == "f32" or size == 36) else 4
+        assert f"global.{width}.s(" in code.image and "global.16" not in code.image
+        check(ProductCase(product(dtype, size, size, size, orders=orders)), small(dtype))
+
+
+def test_strips_of_fewer_bytes() -> None:
+    for size in (1028, 1030):
+        check(ProductCase(product("bf16", 2, 9, size, orders="nt")), STRIPS[0].name)
 
 
 @pytest.mark.parametrize(

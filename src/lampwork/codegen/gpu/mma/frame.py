@@ -8,14 +8,12 @@ from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.device import ATTRIBUTES, LAYOUT, TRIPLE, DeviceEmitter
 from lampwork.codegen.gpu.mma.instructions import special
 from lampwork.codegen.gpu.mma.operands import Operand, is_multiple
-from lampwork.codegen.gpu.mma.tiles import CHUNK
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.emit import ACCUMULATOR
 from lampwork.codegen.llvm.env import Env, VectorAxis
 from lampwork.codegen.llvm.templates.epilogue import flattened
 from lampwork.codegen.llvm.templates.ints import Int, branch, div, evaluate, mod, value_of
-from lampwork.codegen.llvm.types import itemsize
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.expr import definition_exprs, indices, loads
 from lampwork.loops.ir.grid import ALIGNED
@@ -41,7 +39,7 @@ def sizes_of(gemm: Gemm) -> tuple[str, ...]:
 
 
 class ProductWriter:
-    """One kernel being written, twice: for operands of which 16 bytes can be read at a time, and for others.
+    """One kernel being written, twice: for operands that can be read in widths of theirs, and for others.
 
     threads, shared: of a block; bytes of shared memory.
     """
@@ -97,7 +95,7 @@ class ProductWriter:
 
     @abstractmethod
     def body(self, wide: bool) -> None:
-        """All of the rest. wide: 16 bytes of the operands can be read at a time."""
+        """All of the rest. wide: the operands can be read in widths of theirs."""
         raise NotImplementedError
 
     # --- blocks -------------------------------------------------------------------------------------------------------
@@ -125,16 +123,15 @@ class ProductWriter:
         return quotient, remainder
 
     def _is_aligned(self) -> Value | bool:
-        """Whether 16 bytes of the operands can be copied at a time, and all buffers start at multiples of 16 bytes."""
+        """Whether the operands can be copied in widths of theirs, and all buffers start at multiples of 16 bytes."""
         b = self.b
         together: Value | None = None
         for operand in (self.left, self.right):
-            elements = CHUNK // itemsize(operand.buffer.dtype)
+            elements = operand.neighbours
+            if operand.width == 0:
+                return False
             for index in operand.multiples:
-                known = is_multiple(index, elements)
-                if known is False:
-                    return False
-                if known is None:
+                if is_multiple(index, elements) is None:
                     rest = b.and_(value_of(b, evaluate(b, index, self.env)), elements - 1)
                     together = rest if together is None else b.or_(together, rest)
         for base in self.bases.values():

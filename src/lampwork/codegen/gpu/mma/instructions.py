@@ -55,12 +55,14 @@ def warp_barrier(b: Builder) -> None:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-def copy_chunk(b: Builder, to: str, source: str, wanted: Value | None) -> None:
-    """16 bytes of global memory to shared memory; zeros, without a look at the source, where it is not wanted. They are
-    there when the thread has waited for the group that they belong to."""
-    name = "llvm.nvvm.cp.async.cg.shared.global.16.s"
+def copy_chunk(b: Builder, to: str, source: str, wanted: Value | None, width: int) -> None:
+    """So many bytes of global memory (16, 8 or 4) to shared memory; zeros, without a look at the source, where they are
+    not wanted. They are there when the thread has waited for the group that they belong to."""
+    name = f"llvm.nvvm.cp.async.{'cg' if width == 16 else 'ca'}.shared.global.{width}.s"
     b.module.declare(name, f"declare void @{name}(ptr addrspace(3), ptr addrspace(1), i32)")
-    size = b.const(16, "i32") if wanted is None else b.select(wanted, b.const(16, "i32"), b.const(0, "i32"))
+    size = b.const(width, "i32")
+    if wanted is not None:
+        size = b.select(wanted, size, b.const(0, "i32"))
     b.line(f"call void @{name}(ptr addrspace(3) {to}, ptr addrspace(1) {source}, i32 {size.text})")
 
 

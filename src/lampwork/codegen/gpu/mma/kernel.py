@@ -9,8 +9,8 @@
         out[...] = value, several neighbours at a time
 
 Blocks that run together are of neighbouring tiles, which read the same lines: they count through GROUP tiles along m
-before the next one along n. Operands whose lines do not start at multiples of 16 bytes are copied element by element,
-by code of its own, which is slow and right.
+before the next one along n. Operands whose lines do not start at multiples of 4 bytes, and those in buffers that are
+not aligned, are copied element by element, by code of its own, which is slow and right.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lampwork.codegen.gpu.mma.operands import (
     is_multiple,
     operands_of,
 )
-from lampwork.codegen.gpu.mma.tiles import SMALL, STEP, WARP, Tile
+from lampwork.codegen.gpu.mma.tiles import CHUNK, SMALL, STEP, WARP, Tile
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.templates.ints import (
@@ -71,6 +71,15 @@ def blocks_of(gemm: Gemm, tile: Tile) -> Index:
     return extent
 
 
+def can_copy(operands: tuple[Operand, Operand], tile: Tile) -> bool:
+    """Whether a block has a thread for each copy of a line."""
+    pairs = zip(operands, (tile.m, tile.n), strict=True)
+    return all(
+        Room.of(operand, places, tile).line <= tile.threads * (operand.width or CHUNK)
+        for operand, places in pairs
+    )
+
+
 def emit_product(gemm: Gemm, target: GpuTarget, tile: Tile, name: str) -> ProductCode:
     """The kernel of a product by tiles.
 
@@ -79,7 +88,7 @@ def emit_product(gemm: Gemm, target: GpuTarget, tile: Tile, name: str) -> Produc
     """
     operands = operands_of(gemm)
     dtype = gemm.a.buffer.dtype
-    if operands is None or not tile.is_possible(dtype, target):
+    if operands is None or not tile.is_possible(dtype, target) or not can_copy(operands, tile):
         raise CodegenError(f"no tile {tile.name} for the product {gemm.out.name!r} of {dtype}")
     return _Tiled(gemm, operands, target, tile).write(name, blocks_of(gemm, tile))
 

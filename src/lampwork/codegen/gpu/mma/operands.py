@@ -56,8 +56,22 @@ class Operand:
 
     @property
     def multiples(self) -> list[Index]:
-        """What has to be a multiple of the elements in 16 bytes for these to be copied together."""
+        """What has to be a multiple of the elements that are copied together."""
         return [self.start, self.across, self.line]
+
+    @property
+    def width(self) -> int:
+        """Bytes that may be copied together, as far as it is known: 16, 8 or 4; 0: elements one by one."""
+        size = itemsize(self.buffer.dtype)
+        for width in (CHUNK, CHUNK // 2, CHUNK // 4):
+            if all(is_multiple(index, width // size) is not False for index in self.multiples):
+                return width
+        return 0
+
+    @property
+    def neighbours(self) -> int:
+        """Elements that may be copied together."""
+        return max(1, self.width // itemsize(self.buffer.dtype))
 
 
 def operands_of(gemm: Gemm) -> tuple[Operand, Operand] | None:
@@ -142,7 +156,7 @@ class Room:
 
 
 class Copies:
-    """Brings tile after tile of an operand to shared memory, in the copies of 16 bytes that threads make.
+    """Brings tile after tile of an operand to shared memory, in copies of `Operand.width` bytes that threads make.
 
     first: the tile's first place. `address`: what this thread copies first of the next tile, as an i64 that the loop
     over k carries.
@@ -160,18 +174,23 @@ class Copies:
         env: Mapping[str, Int],
     ) -> None:
         self.b, self.operand, self.room, self.tile = b, operand, room, tile
-        self.elements = CHUNK // itemsize(operand.buffer.dtype)
-        self.step = max(1, tile.threads // room.chunks)  # lines from one copy of a thread to the next
+        self.width = operand.width
+        units, parts = room.line // self.width, CHUNK // self.width  # copies of a line and of a chunk
+        self.step = max(1, tile.threads // units)  # lines from one copy of a thread to the next
         self.turns = max(1, room.lines // self.step)
-        self.line = b.lshr(thread, room.chunks.bit_length() - 1)
-        chunk = b.and_(thread, room.chunks - 1)
+        self.line = b.lshr(thread, units.bit_length() - 1)
+        unit = b.and_(thread, units - 1)
+        chunk = b.lshr(unit, parts.bit_length() - 1) if parts > 1 else unit
         self.takes_part = b.cmp("lt", self.line, room.lines) if self.step > room.lines else None
         self.to = [
             room.place(b, b.add(self.line, turn * self.step) if turn else self.line, chunk)
             for turn in range(1 if self.step % room.period == 0 else self.turns)
         ]
+        if parts > 1:
+            inside_chunk = b.mul(b.and_(unit, parts - 1), self.width)
+            self.to = [b.add(place, inside_chunk) for place in self.to]
         line = b.convert("zext", self.line, "i64")
-        inside = b.mul(b.convert("zext", chunk, "i64"), self.elements)
+        inside = b.mul(b.convert("zext", unit, "i64"), operand.neighbours)
         across = evaluate(b, operand.across, env)
         size, depth = (evaluate(b, each, env) for each in (operand.size, operand.depth))
         start = evaluate(b, operand.start, env)
@@ -214,7 +233,7 @@ class Copies:
             source = b.add(address, value_of(b, mul(b, self.between, turn))) if turn else address
             pointer = b.emit(f"inttoptr i64 {source.text} to ptr addrspace(1)", "i64", 1).text
             place = shared_pointer(b, b.add(room, to), offset)
-            copy = functools.partial(copy_chunk, b, place, pointer, wanted)
+            copy = functools.partial(copy_chunk, b, place, pointer, wanted, self.width)
             branch(b, True if self.takes_part is None else self.takes_part, copy)
         bytes_ahead = mul(b, self.ahead, itemsize(self.operand.buffer.dtype))
         return b.add(address, value_of(b, bytes_ahead))

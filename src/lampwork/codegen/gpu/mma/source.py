@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lampwork.codegen.gpu.card import GpuTarget
-from lampwork.codegen.gpu.mma.kernel import emit_product
-from lampwork.codegen.gpu.mma.operands import is_multiple, operands_of
+from lampwork.codegen.gpu.mma.kernel import can_copy, emit_product
+from lampwork.codegen.gpu.mma.operands import operands_of
 from lampwork.codegen.gpu.mma.strips import STRIPS, Strip, emit_strips
-from lampwork.codegen.gpu.mma.tiles import CHUNK, Tile, best_tiles
+from lampwork.codegen.gpu.mma.tiles import Tile, best_tiles
 from lampwork.codegen.gpu.products import ProductCode
-from lampwork.codegen.llvm.types import itemsize
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import Gemm, Panels
 from lampwork.loops.ir.symbols import NO_HINTS, likely
@@ -30,8 +29,7 @@ class TensorCores:
         if operands is None:
             return ()
         dtype = gemm.a.buffer.dtype
-        elements = CHUNK // itemsize(dtype)
-        if any(is_multiple(index, elements) is False for each in operands for index in each.multiples):
+        if any(operand.width == 0 for operand in operands):
             return ()  # what would be read element by element
         rows = gemm.m.extent.as_int()
         found = [strip.name for strip in STRIPS if strip.is_possible(rows, operands)]
@@ -41,7 +39,8 @@ class TensorCores:
         batch = 1
         for axis in gemm.batch:
             batch *= likely(axis.extent, hints) or 1
-        return [*found, *(tile.name for tile in best_tiles(dtype, target, m, n, k, batch))]
+        best = best_tiles(dtype, target, m, n, k, batch)
+        return [*found, *(tile.name for tile in best if can_copy(operands, tile))]
 
     def compile(
         self, gemm: Gemm, target: GpuTarget, variant: str, name: str, hints: Mapping[str, int] = NO_HINTS

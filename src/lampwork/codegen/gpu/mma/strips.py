@@ -14,7 +14,7 @@ from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.mma.frame import ProductWriter
 from lampwork.codegen.gpu.mma.instructions import special
 from lampwork.codegen.gpu.mma.operands import Operand, operands_of
-from lampwork.codegen.gpu.mma.tiles import CHUNK, WARP
+from lampwork.codegen.gpu.mma.tiles import WARP
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.codegen.llvm.builder import Value
 from lampwork.codegen.llvm.convert import widen_half
@@ -113,7 +113,7 @@ class _Strips(ProductWriter):
     def body(self, wide: bool) -> None:
         # The columns past the end are as the last one; none of theirs is stored.
         b, last = self.b, sub(self.b, self.columns, 1)
-        lanes = CHUNK // itemsize(self.dtype) if wide else 1
+        lanes = min(self.left.neighbours, self.right.neighbours) if wide else 1
         lines = [self._line(self.left, row) for row in range(self.rows)]
         lines += [
             self._line(self.right, least(b, add(b, self.n0, column), last))
