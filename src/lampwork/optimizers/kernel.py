@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lampwork import _C, pristine
+from lampwork import pristine
 from lampwork.codegen.target import DeviceRows, HostFunction, Target
 from lampwork.config import current
 from lampwork.errors import LoweringError
@@ -44,6 +44,9 @@ from lampwork.loops.ir.verify import verify_kernel
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.optimizers.trace import NUMBER, Recipe
 from lampwork.records import record
+
+if TYPE_CHECKING:
+    from lampwork import _C
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f": torch.float32,
