@@ -45,6 +45,12 @@ def flat(n=1003, dtype="f32"):
     return of([pointwise(z, cast(value, dtype))], "z", x, y, tolerance=TOLERANCE.get(dtype, 1e-5))
 
 
+def half_of(name, dtype, n):
+    """A function of numbers of a half type."""
+    x, y = buffer("x", n, dtype=dtype), buffer("y", n, dtype=dtype)
+    return of([pointwise(y, cast(op(name, wide(x)), dtype))], "y", x, tolerance=TOLERANCE[dtype])
+
+
 def broadcast(m=6, n=40):
     x, b, y = buffer("x", m, n), buffer("b", n), buffer("y", m, n)
     return of([pointwise(y, op("add", at(x), at(b, I[1])))], "y", x, b)
