@@ -254,5 +254,8 @@ CUT = {
     "blocks of columns of bf16": lambda: columns("max", 96, 160, "bf16"),
     "pieces of columns": lambda: columns("sum", 4096, 16),
     "pieces of columns of bf16": lambda: columns("sum", 4096, 32, "bf16"),
+    "transpose of bf16": lambda: transpose(64, 128, "bf16"),
+    "transpose of bytes": lambda: transpose(64, 64, "u8"),
+    "transpose of doubles": lambda: transpose(64, 32, "f64"),
 }
 """Work that the card of the tests shares among more groups than there are results."""
