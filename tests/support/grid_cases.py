@@ -48,6 +48,12 @@ def flat(n=1003, dtype="f32"):
     return of([pointwise(z, cast(value, dtype))], "z", x, y, tolerance=TOLERANCE.get(dtype, 1e-5))
 
 
+def half_of(name, dtype, n):
+    """A function of numbers of a half type."""
+    x, y = buffer("x", n, dtype=dtype), buffer("y", n, dtype=dtype)
+    return of([pointwise(y, cast(op(name, wide(x)), dtype))], "y", x, tolerance=TOLERANCE[dtype])
+
+
 def broadcast(m=6, n=40):
     x, b, y = buffer("x", m, n), buffer("b", n), buffer("y", m, n)
     return of([pointwise(y, op("add", at(x), at(b, I[1])))], "y", x, b)
@@ -297,5 +303,8 @@ CUT = {
     "blocks of columns of bf16": lambda: columns("max", 96, 160, "bf16"),
     "pieces of columns": lambda: columns("sum", 4096, 16),
     "pieces of columns of bf16": lambda: columns("sum", 4096, 32, "bf16"),
+    "transpose of bf16": lambda: transpose(64, 128, "bf16"),
+    "transpose of bytes": lambda: transpose(64, 64, "u8"),
+    "transpose of doubles": lambda: transpose(64, 32, "f64"),
 }
 """Work that the card of the tests shares among more groups than there are results."""

@@ -131,6 +131,7 @@ class Target:
     exp2: emits 2**x of float32 as one instruction, called with (builder, x): within some two ulp for |x| <= 1/2, and
         within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are
         computed anyway: they would lose too much.
+    divide: emits the quotient of float32 numbers to 2 ulp, called with (builder, a, b, tiny) as `Builder.quotient` is.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
         a number of lanes that it does not have.
     contract: any product and the sum that it goes into may be rounded once (numerics="fast").
@@ -229,6 +230,7 @@ class Target:
     has_maximum: bool = False
     scale: Callable[[Any, Any, Any], Any] | None = None
     exp2: Callable[[Any, Any], Any] | None = None
+    divide: Callable[[Any, Any, Any, bool], Any] | None = None
     is_subnormal: Callable[[Any, Any], Any] | None = None
     contract: bool = False
     products: frozenset[DType] = frozenset()
@@ -292,6 +294,10 @@ class Target:
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector, 1 or more; f16 and bf16 are computed in f32, and count as such."""
         return max(1, self.vector_bytes * 8 // max(compute_bits(dtype), 8))
+
+    def fills(self, blocks: int) -> bool:
+        """Whether so many blocks of equal work keep the multiprocessors of a card busy."""
+        return True
 
     def pieces(self, results: int, *, along: bool) -> int:
         """Into how many pieces a reduction with so few results is cut, each with results of its own. `along`: one that

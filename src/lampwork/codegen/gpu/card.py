@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from lampwork.codegen.gpu.occupancy import balance
 from lampwork.codegen.target import Target
 from lampwork.records import record
+
+ENOUGH = 0.8
+"""The part of the time that multiprocessors are busy, from which further blocks are not worth what they cost."""
 
 
 @record
@@ -17,6 +21,9 @@ class GpuTarget(Target):
     capability: int = 0
     device: int | None = None
     tf32: bool = False
+
+    def fills(self, blocks: int) -> bool:
+        return balance(blocks, self.processors) >= ENOUGH
 
     def pieces(self, results: int, *, along: bool) -> int:
         """As many as give each multiprocessor several blocks: of a group each, or of threads with a result each."""

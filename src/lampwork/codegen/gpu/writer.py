@@ -33,6 +33,7 @@ from lampwork.loops.ir.nodes import (
     Let,
     Load,
     Loop,
+    Op,
     ReduceLoop,
     Stmt,
     Store,
@@ -97,6 +98,7 @@ class GridWriter(KernelWriter):
     def __init__(self, module: Module, grid: Grid, target: Target) -> None:
         self.grid = grid
         super().__init__(module, grid.kernel, target)
+        self.b.coarse = _is_coarse(grid)
 
     # --- what machines differ in --------------------------------------------------------------------------------------
 
@@ -208,6 +210,25 @@ class GridWriter(KernelWriter):
         if env.vector is None and is_shared(loop):
             return SharedReduce(self, loop, env).write()
         return ThreadReduce(self, loop, env).write()
+
+
+HALVES = ("f16", "bf16")
+_STEPS = frozenset(("floor", "ceil", "trunc", "round", "sign"))
+"""Operations that make a large difference of a small one."""
+
+
+def _is_coarse(grid: Grid) -> bool:
+    """Whether all that a kernel reads and writes is of half types, point by point: eager rounds each step to these."""
+    if not grid.is_flat or grid.kernel.scratch:
+        return False
+    loop = parallel_loop(grid.kernel)
+    body = grid.kernel.body if loop is None else loop.body
+    if not all(isinstance(stmt, Let | Store) for stmt in body):
+        return False
+    if not all(buffer.dtype in HALVES for buffer in grid.kernel.params):
+        return False
+    parts = [part for part in walk_once(*body) if isinstance(part, Op)]
+    return not any(part.name in _STEPS or part.dtype[0] in "iu" for part in parts)
 
 
 class ThreadReduce(ReduceWriter):

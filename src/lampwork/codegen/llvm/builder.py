@@ -77,11 +77,14 @@ class Builder:
 
     Equal pure instructions (same opcode, same operands) give the same value while the first one is still in scope:
     `scope()` opens a region whose values are forgotten at its end, as a loop body's are.
+
+    coarse: whether float32 results need no more digits than half types have, with some to spare.
     """
 
     def __init__(self, module: Module, target: Target) -> None:
         self.module = module
         self.target = target
+        self.coarse = False
         # Without the flag LLVM keeps every rounding; `fma` is the only way to have a product and a sum rounded once.
         self._contract = " contract" if target.contract else ""
         self.block = "entry"
@@ -266,6 +269,11 @@ class Builder:
         if self._is_float(a, b):
             return self._binary("fdiv", a, b)
         return self._binary("udiv" if self._is_unsigned(a, b) else "sdiv", a, b)
+
+    def quotient(self, a: Value, b: Value, *, tiny: bool = True) -> Value:
+        """Division of float32, to some ulp where the target has an instruction for that. Without `tiny` the result may
+        be 0 where it is below 2^-125."""
+        return self.div(a, b) if self.target.divide is None else self.target.divide(self, a, b, tiny)
 
     def rem(self, a: Operand, b: Operand) -> Value:
         """The remainder of truncated division."""

@@ -123,8 +123,18 @@ def _power_of_two(b: Builder, n: Value) -> Value:
     return b.bitcast(b.shl(b.add(n, 127), 23), "f32")
 
 
+def _power_at_once(b: Builder, x: Value, exp2: Callable[[Builder, Value], Value], scale: float) -> Value:
+    """e ** (scale * x), to 2^-17 of itself: for what is rounded to a half type (`Builder.coarse`)."""
+    return exp2(b, b.mul(x, scale * LOG2_E))
+
+
 def sigmoid(b: Builder, x: Value) -> Value:
     """1 / (1 + e ** -x), as e / (1 + e) for negative x: so that it does not fall to 0 before it must."""
+    if b.coarse and b.target.exp2 is not None:
+        return b.quotient(b.const(1.0, "f32"), b.add(_power_at_once(b, x, b.target.exp2, -1.0), 1.0))
+    if b.target.exp2 is not None:
+        e = _exp_by_instruction(b, b.larger(-105.0, b.neg(b.fabs(x))), b.target.exp2)
+        return b.div(b.select(b.cmp("ge", x, 0.0), 1.0, e), b.add(e, 1.0))
     e = exp_of(b, b.larger(-105.0, b.neg(b.fabs(x))), careful=True)
     numerator = b.select(b.cmp("ge", x, 0.0), 1.0, e)
     return b.div(numerator, b.add(e, 1.0))
@@ -133,6 +143,13 @@ def sigmoid(b: Builder, x: Value) -> Value:
 def tanh(b: Builder, x: Value) -> Value:
     """A polynomial below 0.4, t / (t + 2) with t = e ** 2|x| - 1 above."""
     a = b.fabs(x)
+    if b.coarse and b.target.exp2 is not None:
+        # Below 0.2 the difference would lose digits.
+        square = b.mul(a, a)
+        small = b.fma(b.mul(a, square), b.fma(square, 2 / 15, -1 / 3), a)
+        power = _power_at_once(b, a, b.target.exp2, 2.0)
+        rest = b.quotient(b.const(2.0, "f32"), b.add(power, 1.0), tiny=False)
+        return b.copysign(b.select(b.cmp("lt", a, 0.2), small, b.sub(1.0, rest)), x)
     square = b.mul(a, a)
     small = b.fma(b.mul(a, square), b.polynomial(square, coefficients.TANH_F32), a)
     limited = b.smaller(10.0, a)
@@ -161,5 +178,9 @@ def ndtr(b: Builder, x: Value) -> Value:
     """The normal distribution function, to 2^-22, and above -5.7 to 2^-9 of itself: 2^-q(|x|), and 1 minus that for
     positive numbers. q is a polynomial that goes on growing beyond 5.7, where the tail vanishes: at 14 it is 413."""
     a = b.smaller(14.0, b.fabs(x))
-    tail = _exp2_below(b, b.polynomial(a, [-each for each in coefficients.NDTR_F32]))
+    exponent = b.polynomial(a, [-each for each in coefficients.NDTR_F32])
+    if b.coarse and b.target.exp2 is not None:
+        tail = b.target.exp2(b, exponent)
+    else:
+        tail = _exp2_below(b, exponent)
     return b.select(b.cmp("lt", x, 0.0), tail, b.sub(1.0, tail))

@@ -34,6 +34,8 @@ from lampwork.records import record
 WARP = 32
 ALIGNED = 16
 """Bytes that a thread reads or writes at a time, at most: vectors are aligned to their size."""
+BANK = 4
+"""Bytes of shared memory that lie side by side in a bank of it."""
 
 
 @record
@@ -126,9 +128,9 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     """The neighbouring turns that a thread can take at a time: as many as make the widest element that it reads or
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
-    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. A turn
-    may reduce something of its own. What is combined with memory is so element by element: neighbouring threads take
-    neighbours.
+    Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. Those
+    to scratch may lie anywhere as far as lanes fit into a bank. A turn may reduce something of its own. What is combined
+    with memory is so element by element: neighbouring threads take neighbours.
     """
     if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
         return 1
@@ -153,7 +155,11 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
         return 1
     sizes = [ITEM_BYTES[buffer.dtype] for buffer, _ in moving if buffer.name not in scratch]
     lanes = ALIGNED // max(sizes or [ITEM_BYTES[buffer.dtype] for buffer, _ in moving])
-    while lanes > 1 and not all(is_side_by_side(offset, loop.axis.name, lanes) for _, offset in moving):
+    while lanes > 1 and not all(
+        is_side_by_side(offset, loop.axis.name, lanes)
+        or (buffer.name in scratch and lanes * ITEM_BYTES[buffer.dtype] <= BANK)
+        for buffer, offset in moving
+    ):
         lanes //= 2
     return lanes
 

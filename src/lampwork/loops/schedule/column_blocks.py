@@ -49,13 +49,13 @@ def tile_of(columns: int, beside: int, lines: int, size: int, machine: Machine) 
     lanes = max(ALIGNED // size, 1)
     if lines < FEW_LINES or columns // lanes >= machine.processors * FLAT_THREADS:
         return None
-    enough, widest = machine.processors * 7 // 8, min(beside & -beside, WARP * lanes)
+    widest = min(beside & -beside, WARP * lanes)
     if widest * size < LEAST_BYTES // 2:
         return None
     width, pieces = widest, 1
-    while width * size > LEAST_BYTES and columns // width < enough:
+    while width * size > LEAST_BYTES and not machine.fills(columns // width):
         width //= 2
-    if columns // width < enough and lines * columns >= machine.kernel_work * 4:
+    if not machine.fills(columns // width) and lines * columns >= machine.kernel_work * 4:
         width = widest
         pieces = max(2 * machine.processors // (columns // width), 1)
     return Tile(width, max(THREADS * lanes // width, 1), pieces)

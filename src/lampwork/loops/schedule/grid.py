@@ -162,11 +162,12 @@ def _threads(loop: Shared, lanes: int, rows: int, hints: Mapping[str, int]) -> i
     """How many threads share the turns of a loop, so many lanes at a time: few turns each, but enough to pay for what
     they do together; of two numbers the one that leaves fewer threads idle in the last turn."""
     turns = -(-(likely(loop.axis.extent, hints) or UNKNOWN) // lanes)
-    each = TURNS
+    # Short rows that are written are so by more threads side by side.
+    each = 1 if has_own_reductions(loop) else 2 if isinstance(loop, Loop) and turns < WARP else TURNS
     while each > 1 and (turns < each * LEAST_THREADS or rows * turns < each * MANY_THREADS):
         each //= 2
-    if has_own_reductions(loop):
-        each = 1
+    if each > 1 and WARP * each < turns < SMALL_BLOCK * each // 2 + 1:
+        each //= 2  # several warps, but too few for a block
     wanted = min(1 << max(-(-turns // each) - 1, 1).bit_length(), MOST_THREADS)
     choices = [wanted >> shift for shift in range(3) if shift == 0 or wanted >> shift >= WARP]
     return min(choices, key=lambda threads: (-(-turns // threads) * threads, -threads))

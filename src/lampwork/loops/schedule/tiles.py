@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from lampwork.loops.ir.addresses import ITEM_BYTES, stride_of
 from lampwork.loops.ir.expr import move
+from lampwork.loops.ir.grid import BANK
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Let, Load, Local, Loop, Stmt, Store
 from lampwork.loops.ir.traverse import rewrite, walk_once
@@ -41,19 +42,21 @@ def through_tiles(
     reading, writing = Axis(f"{strided.name}t", points), Axis(f"{vector.name}t", points)
     extents = {**nest.extents(), **{axis.name: axis.extent for axis in (blocks, strips, reading, writing)}}
 
+    pad = max([1, *(BANK // ITEM_BYTES[load.dtype] for load in loads)])
+
     def placed(column: Index, line: Index) -> tuple[dict[str, Index], Index]:
-        """Where a point of the tile lies in the tensors, and in the tile, whose lines are a place longer than they need
+        """Where a point of the tile lies in the tensors, and in the tile, whose lines are a bank longer than they need
         be: neighbours in both directions lie in different banks."""
         mapping = {
             vector.name: Index.var(blocks.name) * columns + column,
             strided.name: Index.var(strips.name) * lines + line,
         }
-        return mapping, column * (lines + 1) + line
+        return mapping, column * (lines + pad) + line
 
     j = Index.var(reading.name)
     mapping, place = placed(j // lines, j % lines)
     tiles = [
-        Buffer(f"tile{number}", load.dtype, (as_index(columns * (lines + 1)),), (ONE,))
+        Buffer(f"tile{number}", load.dtype, (as_index(columns * (lines + pad)),), (ONE,))
         for number, load in enumerate(loads)
     ]
     filled: list[Stmt] = []
