@@ -132,9 +132,6 @@ def sigmoid(b: Builder, x: Value) -> Value:
     """1 / (1 + e ** -x), as e / (1 + e) for negative x: so that it does not fall to 0 before it must."""
     if b.coarse and b.target.exp2 is not None:
         return b.quotient(b.const(1.0, "f32"), b.add(_power_at_once(b, x, b.target.exp2, -1.0), 1.0))
-    if b.target.exp2 is not None:
-        e = _exp_by_instruction(b, b.larger(-105.0, b.neg(b.fabs(x))), b.target.exp2)
-        return b.div(b.select(b.cmp("ge", x, 0.0), 1.0, e), b.add(e, 1.0))
     e = exp_of(b, b.larger(-105.0, b.neg(b.fabs(x))), careful=True)
     numerator = b.select(b.cmp("ge", x, 0.0), 1.0, e)
     return b.div(numerator, b.add(e, 1.0))
