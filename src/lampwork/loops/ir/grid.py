@@ -129,8 +129,8 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
     Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. Those
-    to scratch may lie anywhere as far as lanes fit into a bank. A turn may reduce something of its own. What is combined
-    with memory is so element by element: neighbouring threads take neighbours.
+    to scratch may lie anywhere as far as lanes fit into a bank. A turn may reduce something of its own. What is
+    combined with memory is so element by element: neighbouring threads take neighbours.
     """
     if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
         return 1
