@@ -58,6 +58,11 @@ struct Held : Fate {
     storage_bytes = storage.storage().nbytes();
     data = memory();
     lost = data == nullptr;
+    is_here = tensor.is_cpu();
+    if (is_here) return;
+    counter = tensor.unsafeGetTensorImpl()->version_counter();
+    version = counter.enabled() ? counter.current_version() : 0;
+    if (way == Way::kCopyNow && !lost) copy_there(tensor);
   }
 
   // Where the tensor's bytes lie today; nullptr if the storage is too small for them.
@@ -81,9 +86,24 @@ struct Held : Fate {
     }
   }
 
+  // On its device, behind what is queued there. What cannot be copied is lost, if it is written.
+  void copy_there(const at::Tensor& tensor) noexcept {
+    try {
+      const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset);
+      at::Tensor made = at::empty_strided(sizes, strides, tensor.options());
+      copied_there = made.copy_(tensor);
+    } catch (...) {
+    }
+  }
+
+  // Whether a tensor of another device was written: writes to memory are not seen there, those that torch counts are.
+  bool is_written_there() const { return counter.enabled() && counter.current_version() != version; }
+
   // What the tensor held; needs no copy if only its storage was replaced.
   at::Tensor content(const Fate& fate) const {
-    at::Tensor result = at::empty({0}, at::TensorOptions().dtype(dtype));
+    if (copied_there.defined()) return copied_there;
+    const c10::Device device = storage.storage().device();
+    at::Tensor result = at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
     const bool whole = fate.whole != nullptr;
     const at::Storage source = whole ? at::Storage(fate.whole) : fate.copy ? at::Storage(fate.copy) : storage.storage();
     result.unsafeGetTensorImpl()->set_storage_keep_dtype(source);
@@ -101,6 +121,10 @@ struct Held : Fate {
   size_t bytes = 0;
   size_t storage_bytes = 0;
   const char* data = nullptr;  // the tensor's bytes, as long as it is in the table
+  bool is_here = true;         // on the CPU; of others:
+  c10::VariableVersion counter{c10::VariableVersion::DISABLED};
+  uint32_t version = 0;
+  at::Tensor copied_there;
 };
 
 // What is held in memory that may be written or freed. Never destroyed: a hook may run at any time. `mutex` also
@@ -229,6 +253,10 @@ class Holds {
 
   void add(size_t number, const at::Tensor& tensor, Way way) {
     auto item = std::make_unique<Held>(tensor, way);
+    if (!item->is_here) {
+      items.emplace_back(number, std::move(item));
+      return;
+    }
     c10::StorageImpl* storage = item->storage.storage().unsafeGetStorageImpl();
     const bool kept = way != Way::kCopyNow && !item->lost && writes_are_seen(*storage) && keep_when_freed(storage);
     if (way == Way::kContent && !kept) item->way = Way::kCopyNow;
@@ -253,7 +281,8 @@ namespace {
 // Holds one of several tensors, if there is anything to hold.
 void hold_one(Holds& holds, size_t number, const at::Tensor& tensor, char how) {
   const auto way = static_cast<Way>(how);
-  if (way == Way::kNot || !tensor.has_storage() || !tensor.is_cpu() || tensor.numel() == 0) return;
+  const bool is_held = tensor.is_cpu() || tensor.is_cuda();
+  if (way == Way::kNot || !tensor.has_storage() || !is_held || tensor.numel() == 0) return;
   holds.add(number, tensor, way);
 }
 
@@ -288,6 +317,7 @@ bool is_changed(const Held& item, const Fate& fate, const at::Tensor& now) {
                     now.strides() == at::IntArrayRef(item.strides);
   if (!same) return true;
   const char* memory = item.memory();
+  if (!item.is_here) return memory != item.data || item.is_written_there();
   if (!fate.copy || memory == nullptr) return memory != item.data;
   return std::memcmp(fate.copy->data(), memory, item.bytes) != 0;
 }
@@ -316,7 +346,8 @@ PyObject* changed(PyObject*, PyObject* args) {
     const at::Tensor& now = THPVariable_Unpack(PyList_GET_ITEM(tensors, static_cast<Py_ssize_t>(number)));
     const Fate fate = fate_of(*item);
     if (!is_changed(*item, fate, now)) continue;
-    const bool known = item->way != Way::kWhetherWritten && !fate.lost;
+    const bool is_lost = !item->is_here && item->is_written_there() && !item->copied_there.defined();
+    const bool known = item->way != Way::kWhetherWritten && !fate.lost && !is_lost;
     found[py::int_(number)] =
         known ? py::reinterpret_steal<py::object>(THPVariable_Wrap(item->content(fate))) : py::object(py::none());
   }

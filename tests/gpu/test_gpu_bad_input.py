@@ -49,7 +49,7 @@ def run(program: str, **variables: str) -> str:
 
 def test_a_card_that_is_too_old_is_eagers() -> None:
     run("""
-        real = torch.cuda.get_device_properties
+        torch.cuda.init()
         old = types.SimpleNamespace(major=6, minor=1, multi_processor_count=20)
         torch.cuda.get_device_properties = lambda *args: old
         x = torch.randn(5, 33, device="cuda")

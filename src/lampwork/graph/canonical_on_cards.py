@@ -109,14 +109,14 @@ def counted(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     spec = infer(op, tuple(call_specs(args)), call_specs(kwargs))
     if not isinstance(spec, TensorSpec) or spec.device.type != "cuda":
         return op, args, kwargs
-    index = rec.places.of(spec.device).index
-    if not card_trial.agrees(index, family, spec.dtype, proposed):
+    device = rec.places.of(spec.device)
+    if not card_trial.agrees(device.index, family, spec.dtype, proposed):
         return op, args, kwargs
     with rec.again():
-        drawing = proposed(op, args, kwargs, spec, card_of(index), lambda tensor: _place(rec, tensor))
+        drawing = proposed(op, args, kwargs, spec, card_of(device.index), lambda tensor: _place(rec, tensor))
         if drawing is None:
             return op, args, kwargs
-        return drawing.finish(drawing.words(*_taken(rec, spec.device, drawing.stream.increment)))
+        return drawing.finish(drawing.words(*_taken(rec, device, drawing.stream.increment)))
 
 
 @dataclass(slots=True)

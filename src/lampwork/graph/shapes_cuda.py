@@ -143,7 +143,28 @@ def _laid_out_as(x: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(shape, strides, x.dtype, x.device)
 
 
+def grid_sampler(x: TensorSpec, grid: TensorSpec) -> TensorSpec:
+    """x (N, C, H, W) at the places grid (N, h, w, 2): (N, C, h, w)."""
+    _check_sampled(x, grid)
+    return like(x, (*x.shape[:2], *grid.shape[1:3]))
+
+
+def grid_sampler_backward(x: TensorSpec, grid: TensorSpec, grad: TensorSpec) -> tuple[TensorSpec, ...]:
+    """The gradients of the input and of the grid."""
+    _check_sampled(x, grid)
+    if grad.shape != (*x.shape[:2], *grid.shape[1:3]):
+        raise ShapeError(f"gradients of {x} sampled at {grid} from {grad}")
+    return like(x, x.shape), like(grid, grid.shape)
+
+
+def _check_sampled(x: TensorSpec, grid: TensorSpec) -> None:
+    if not len(x.shape) == len(grid.shape) == 4 or grid.shape[3] != 2 or grid.shape[0] != x.shape[0]:
+        raise ShapeError(f"{x} sampled at {grid}")
+
+
 RULES: Mapping[Any, Callable[..., Result]] = {
+    aten.cudnn_grid_sampler.default: grid_sampler,
+    aten.cudnn_grid_sampler_backward.default: grid_sampler_backward,
     aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
     aten._scaled_dot_product_flash_attention.default: flash_attention,

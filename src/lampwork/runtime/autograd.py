@@ -26,6 +26,7 @@ from lampwork.differentiation.foresight import foresee
 from lampwork.differentiation.segments import Segment, Segments, cut, returned_roots, seen_from
 from lampwork.graph.collectives import communicates, waits
 from lampwork.graph.concrete import concrete_graph, spec_at
+from lampwork.graph.devices import CPU
 from lampwork.graph.interpret import compute as _compute
 from lampwork.graph.interpret import last_uses
 from lampwork.graph.islands import Sharding, localized
@@ -532,7 +533,10 @@ class DifferentiableCall:
             if number in gathered or (rerun.savings is not None and node not in rerun.savings.valued):
                 holding.append(_NOT)
             else:
-                holding.append(_COPY_NOW if is_input and _bytes(node) <= COPIED_BYTES else _CONTENT)
+                # Writes to a device's memory are not seen: until it is known what backward needs, inputs are copied.
+                unseen = rerun.savings is None and node.meta["val"].device != CPU
+                small = unseen or _bytes(node) <= COPIED_BYTES
+                holding.append(_COPY_NOW if is_input and small else _CONTENT)
         how = bytes(keeping), bytes(holding)
         if rerun.savings is not None:
             self._how = (*how, gathered)

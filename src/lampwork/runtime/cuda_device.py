@@ -134,6 +134,18 @@ class Cuda:
             graph.capture_begin(capture_error_mode="thread_local")
             number.zero_()
             graph.capture_end()
+        self._free_generator()
+
+    def _free_generator(self) -> None:
+        """Have the device's generator draw again, if it still waits for the end of a capture: it gets a state of its own
+        then, as it stands. Graphs that were captured before draw on from where it stood."""
+        generator = self._torch.cuda.default_generators[self._index]
+        offset = generator.get_offset()
+        try:
+            pristine.empty(1, device=f"cuda:{self._index}").uniform_(generator=generator)
+        except RuntimeError:
+            generator.graphsafe_set_state(generator.clone_state())
+        generator.set_offset(offset)
 
     def _settled(self) -> Tensor:
         """A number on the device, after which its errors of before have been raised."""

@@ -430,7 +430,8 @@ class Tape:
     def _before(self) -> Before:
         """
         Raises:
-            RuntimeFailure: there was no memory for a copy of what was written or freed.
+            RuntimeFailure: what was written or freed is not there: there was no memory for a copy of it, or it is a
+                weight or a large tensor of a device, which is not copied.
         """
         contents: dict[int, Tensor | None] = nodes.changed(self.before, self.kept)
         for number, content in contents.items():
@@ -441,7 +442,9 @@ class Tape:
                 )
             if content is None:
                 raise RuntimeFailure(
-                    f"no memory for what {self.rerun.placeholders[number].name} held at forward"
+                    f"{self.rerun.placeholders[number].name} was written between forward and backward, and what it "
+                    "held is not there any more",
+                    fix="write to it after backward, or pass a clone of it",
                 )
         self.rerun.gathered |= {n for n, content in contents.items() if self._is_gathered(n, content)}
         roots, tensors, held = self._roots
