@@ -180,3 +180,33 @@ def test_dropout_draws_eager_s_numbers_on_gpu() -> None:
         text = difference(got, want)
         assert not text, f"step {step}: {text}"
     assert lampwork.stats()["compiled_calls"] == 3, lampwork.stats()
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_an_argument_that_is_written_between_forward_and_backward(rows: int) -> None:
+    """Eager saves powers and sums, and never looks at the argument again."""
+
+    def fn(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            top = x.amax(1, keepdim=True)
+        powers = (x - top).exp()
+        return powers / powers.sum(1, keepdim=True)
+
+    def gradient(call: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
+        x = start.clone().requires_grad_()
+        y = call(x)
+        with torch.no_grad():
+            x.mul_(2)
+        (y * torch.arange(6.0, device=gpu.DEVICE)).sum().backward()
+        return x.grad
+
+    compiled = lampwork.compile(fn)
+    for number in range(3):
+        x = torch.randn(rows, 6, device=gpu.DEVICE)
+        try:
+            got = gradient(compiled, x)
+        except lampwork.errors.RuntimeFailure as error:
+            # What backward computes again is not copied on each call, if it is large; nothing wrong comes of it.
+            assert gpu.ON_GPU and rows == 4096 and number > 0, error
+            continue
+        torch.testing.assert_close(got, gradient(fn, x))

@@ -137,8 +137,8 @@ class Cuda:
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """Have the device's generator draw again, if it still waits for the end of a capture: it gets a state of its own
-        then, as it stands. Graphs that were captured before draw on from where it stood."""
+        """Have the device's generator draw again, if it still waits for the end of a capture: then it gets a state of
+        its own, as it stands. Graphs that were captured before draw on from where it stood."""
         generator = self._torch.cuda.default_generators[self._index]
         offset = generator.get_offset()
         try:

@@ -58,6 +58,14 @@ def kept(p: float, count: int, vector: int, seed: int, offset: int) -> torch.Ten
     return torch.from_numpy(dropout_mask(DEVICE, count, vector, 1 - p, seed, offset, False))
 
 
+def test_the_device_that_is_asked_has_its_number():
+    def fn(x):
+        return torch.randint(0, 9, (5,), device="cuda") + 1, torch.rand(3, device="cuda")
+
+    (state,) = [node for node in record_on(fn, [X]).graph.nodes if node.target is STATE]
+    assert state.args == (8, CUDA) and state.meta["val"].device == CUDA
+
+
 def test_operators_in_a_row_take_their_places_at_once():
     def fn(x):
         y = F.dropout(x * 2, 0.2)
