@@ -59,7 +59,7 @@ def test_a_card_that_is_too_old_is_eagers() -> None:
         assert "compute capability 6.1 is too old: 7.0 is the least" in text, text
         step = torch.optim.AdamW([torch.nn.Parameter(torch.ones(5, device="cuda"))])
         step.param_groups[0]["params"][0].grad = torch.ones(5, device="cuda")
-        lampwork.compile(step.step)()
+        lampwork.compile(step.step, options={"strict": False})()
         print("done")
     """)
 

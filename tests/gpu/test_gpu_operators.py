@@ -17,7 +17,12 @@ SHARDS = 24
 # Operators that may run eager on a GPU alone, and the codes of their records.
 EAGER_ON_GPU = {
     # torch knows no shapes of what a library of the card gives.
-    **dict.fromkeys(("geqrf", "linalg.lstsq", "linalg.lstsq.grad_oriented"), "LW106"),
+    **dict.fromkeys(
+        ("geqrf", "linalg.eig", "linalg.lstsq", "linalg.lstsq.grad_oriented", "nn.functional.ctc_loss"),
+        "LW106",
+    ),
+    # Two of its results are numbers.
+    "torch.ops.aten._efficient_attention_forward": "LW106",
     # They compile a kernel of the caller's on the first call.
     **dict.fromkeys(
         (

@@ -45,7 +45,7 @@ def test_results_are_eagers_where_eagers_are(home: str, batch: int) -> None:
     for rows in (batch, batch + 3):
         other = torch.randint(500, (rows, 12), device=home)
         with torch.no_grad():
-            torch.testing.assert_close(call(other), model(other), rtol=1e-3, atol=1e-4)  # devices too
+            torch.testing.assert_close(call(other), model(other), rtol=1e-2, atol=1e-3)  # devices too
     plan = call.plan
     assert not plan.absent and len(plan.singles) == 2 and all(single.seconds for single in plan.singles)
     assert plan.seconds <= min(single.seconds for single in plan.singles if single.seconds) * 1.5
@@ -77,7 +77,7 @@ def test_parts_on_both_devices(home: str) -> None:
     given = [torch.randint(500, (8, 12), device=home) for _ in range(20)]
     with torch.no_grad():
         for got, want in zip([call(x) for x in given], [model(x) for x in given], strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3)
 
 
 def test_weights_that_change_are_copied_again() -> None:
@@ -87,4 +87,4 @@ def test_weights_that_change_are_copied_again() -> None:
     with torch.no_grad():
         call(tokens)
         model.head[0].weight.mul_(-1.5)
-        torch.testing.assert_close(call(tokens), model(tokens), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(call(tokens), model(tokens), rtol=1e-2, atol=1e-3)

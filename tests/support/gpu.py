@@ -167,8 +167,15 @@ def run_program(
     return report, any(said)
 
 
-# What cannot be on a card: a quantized tensor is not compared with another there, and lengths are of the CPU.
-CPU_ALONE = frozenset({"torch_kinds::quantized_argument", "torch_layers::packed_sequence_as_argument"})
+# What cannot be on a card: a quantized tensor is not compared with another there, lengths are of the CPU, and a first
+# import of torch's compiler warns there.
+CPU_ALONE = frozenset(
+    {
+        "torch_kinds::quantized_argument",
+        "torch_layers::packed_sequence_as_argument",
+        "torch_marks::compiler_is_reset",
+    }
+)
 
 # In what eager says of operands on the CPU and on the device.
 _MIXED = ("same device", "on cpu", "cuda:0 and cpu", "cpu and cuda")

@@ -533,10 +533,12 @@ class DifferentiableCall:
             if number in gathered or (rerun.savings is not None and node not in rerun.savings.valued):
                 holding.append(_NOT)
             else:
-                # Writes to a device's memory are not seen: until it is known what backward needs, inputs are copied.
+                # Writes to a device's memory are not seen: until it is known what backward needs, inputs and small
+                # weights are copied.
                 unseen = rerun.savings is None and node.meta["val"].device != CPU
-                small = unseen or _bytes(node) <= COPIED_BYTES
-                holding.append(_COPY_NOW if is_input and small else _CONTENT)
+                small = _bytes(node) <= COPIED_BYTES
+                copied = (is_input or small) if unseen else (is_input and small)
+                holding.append(_COPY_NOW if copied else _CONTENT)
         how = bytes(keeping), bytes(holding)
         if rerun.savings is not None:
             self._how = (*how, gathered)

@@ -27,7 +27,12 @@ class Replayable(Protocol):
 
 
 class Device(Protocol):
-    """A device that records what it is given to do."""
+    """A device that records what it is given to do.
+
+    epoch: graphs that were captured in another one are not to be replayed.
+    """
+
+    epoch: int
 
     def is_capturing(self) -> bool:
         """Whether somebody records the current stream of the current device."""
@@ -67,6 +72,7 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._index = index
         self._side: Any = None  # capture needs a stream that is not the default one
+        self.epoch = 0
 
     @property
     def _torch(self) -> Any:
@@ -122,37 +128,29 @@ class Cuda:
             raise
 
     def _recover(self, memory: Any) -> None:
-        """After a capture that torch could not end, its allocator and its generator may be in the midst of it."""
+        """After a capture that torch could not end, its allocator and its generator are in the midst of it. No other
+        capture is begun to end theirs: the first one's errors may end that one too."""
         with contextlib.suppress(RuntimeError):
             self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
-            self._torch._C._cuda_releasePool(self._index, memory.id)
-        # Generators leave it at the end of another capture, of a graph that is not empty, as torch would warn. Whoever
-        # launches next meets the errors of the first that nobody has asked for: not within the second.
-        number = self._settled()
         with contextlib.suppress(RuntimeError):
-            graph = self._torch.cuda.CUDAGraph()
-            graph.capture_begin(capture_error_mode="thread_local")
-            number.zero_()
-            graph.capture_end()
+            self._torch._C._cuda_releasePool(self._index, memory.id)
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """Have the device's generator draw again, if it still waits for the end of a capture: then it gets a state of
-        its own, as it stands. Graphs that were captured before draw on from where it stood."""
+        """Have the device's generator draw again, if it waits for the end of a capture: it gets a state of its own, as
+        it stands. Graphs of before would draw from the former one, so they are not replayed any more."""
         generator = self._torch.cuda.default_generators[self._index]
         offset = generator.get_offset()
-        try:
-            pristine.empty(1, device=f"cuda:{self._index}").uniform_(generator=generator)
-        except RuntimeError:
-            generator.graphsafe_set_state(generator.clone_state())
-        generator.set_offset(offset)
-
-    def _settled(self) -> Tensor:
-        """A number on the device, after which its errors of before have been raised."""
         for _ in range(SETTLES):
-            with contextlib.suppress(RuntimeError):
-                return pristine.zeros(1, device=f"cuda:{self._index}")
-        return pristine.zeros(1, device=f"cuda:{self._index}")
+            try:
+                pristine.empty(1, device=f"cuda:{self._index}").uniform_(generator=generator)
+                break
+            except RuntimeError as error:
+                # Whoever launches next meets the errors of the capture that nobody has asked for: these pass.
+                if "graph capture" in str(error):
+                    generator.graphsafe_set_state(generator.clone_state())
+                    self.epoch += 1
+        generator.set_offset(offset)
 
     def _abandon(self, graph: Any, memory: Any) -> None:
         with contextlib.suppress(RuntimeError):

@@ -34,6 +34,7 @@ What holds:
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -203,7 +204,8 @@ class Captured:
 
 
 Key = tuple[Any, ...]
-"""(generation of what is bound, scalars, addresses of the inputs that are taken where they lie)."""
+"""((generation of what is bound, epoch of the device), scalars, addresses of the inputs that are taken where they
+lie)."""
 
 
 class Graphed:
@@ -231,6 +233,7 @@ class Graphed:
         self._graphs: dict[Key, Captured] = {}
         self._seen: Recent[Key, Key] = Recent(KEPT)
         self._last: Key | None = None
+        self._ran_in: set[int] = set()
 
     def __del__(self) -> None:
         self._graphs.clear()  # before the memory that they lie in
@@ -247,10 +250,11 @@ class Graphed:
         if self.failure is None and not self._device.is_capturing():
             with self._pool.lock:
                 places = [_address(tensors[number]) for number in self._fixed]
-                key = (self.executable.generation(), scalars, *places)
+                key = ((self.executable.generation(), self._device.epoch), scalars, *places)
                 captured = self._graphs.get(key) or self._captured(key, tensors, scalars)
                 if captured is not None:
                     return self._replayed(captured, tensors)
+        self._ran_in.add(threading.get_ident())
         return self._settled(self.executable.run(tensors, scalars))
 
     @property
@@ -272,6 +276,10 @@ class Graphed:
         if self._seen.get(key) is None:
             self._seen.put(key, key)
             return None
+        if threading.get_ident() not in self._ran_in:
+            return (
+                None  # libraries have to prepare themselves for each thread, which they cannot in a capture
+            )
         if self.captures >= FREE_CAPTURES + self.replays // REPLAYS_THAT_PAY:
             return None
         while len(self._graphs) >= KEPT:

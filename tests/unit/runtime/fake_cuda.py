@@ -40,6 +40,7 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.log: list[Any] = []
+        self.epoch = 0
         self.graphs: weakref.WeakSet[FakeGraph] = weakref.WeakSet()
         self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.capturing = False

@@ -538,8 +538,37 @@ class StubTorch:
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> tuple[Cuda, StubTorch]:
     stub = StubTorch()
     monkeypatch.setattr(Cuda, "_torch", stub)
-    monkeypatch.setattr(pristine, "zeros", lambda *args, **keywords: stub.log.append("zeros"))
+    monkeypatch.setattr(pristine, "empty", lambda *args, **keywords: stub)
     return Cuda(0), stub
+
+
+class StubGenerator:
+    """Waits for the end of a capture that never comes, as torch's do after one that fails; and an error of before waits
+    for whoever launches next."""
+
+    def __init__(self) -> None:
+        self.offset, self.waits, self.errors = 8, False, 0
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+    def clone_state(self) -> str:
+        return "a state"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        assert state == "a state" and self.waits
+        self.waits = False
+
+    def draw(self) -> None:
+        if self.errors:
+            self.errors -= 1
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if self.waits:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        self.offset += 4
 
 
 BEGINS = ["wait_stream", "stream", "_cuda_clearCublasWorkspaces", "capture_begin"]
@@ -557,20 +586,18 @@ def test_order_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_capture_that_torch_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
     device, stub = stubbed(monkeypatch)
     memory = SimpleNamespace(id=(0, 1))
-    released = [
-        "capture_end",
-        "_cuda_endAllocateToPool",
-        "_cuda_releasePool",
-        "capture_begin",
-        "zeros",
-        "capture_end",
-    ]
+    released = ["capture_end", "_cuda_endAllocateToPool", "_cuda_releasePool"]
+    generator = StubGenerator()
+    stub.default_generators = [generator]
+    stub.uniform_ = lambda *, generator: generator.draw()
+    generator.waits, generator.errors = True, 1
     stub.fails = RuntimeError("previous error during capture")
     with pytest.raises(RuntimeError, match="previous error"):
         device.capture(memory, lambda: None, lambda given: None)
     assert stub.log == [*BEGINS, *released]
+    assert (generator.waits, generator.errors, generator.offset, device.epoch) == (False, 0, 8, 1)
     stub.log.clear()
     stub.fails = RuntimeError("previous error during capture")
     with pytest.raises(ZeroDivisionError):
         device.capture(memory, lambda: None, lambda given: 1 // 0)
-    assert stub.log == [*BEGINS, *released]
+    assert stub.log == [*BEGINS, *released] and device.epoch == 1
