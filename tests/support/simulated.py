@@ -117,7 +117,7 @@ TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
 )
 ADD_HALF = re.compile(
-    r'call void asm sideeffect "red\.\S+\.f16x2 \S+ \S+;", "\S+"\((?:ptr addrspace\(1\)) (%\w+), (.*)\)'
+    r'call void asm sideeffect "red\.\S+\.f16x2 \S+ \S+;", "\S+"\(ptr(?: addrspace\(1\))? (%\w+), (.*)\)'
 )
 ATOMIC = re.compile(
     r"^\s*(?:%\w+ = )?(?:(?:load|store) atomic|atomicrmw \w+|cmpxchg) .*?ptr ([%@][\w.]+)[ ,].*, align (\d+)$"
