@@ -25,6 +25,7 @@ from lampwork.graph.concrete import concrete_graph, spec_at
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.totality import may_raise
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.rewriting.apply.edit import Infer
@@ -159,7 +160,7 @@ def _copy(
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """The forward part of a joint graph, without an output."""
     late = joint.late(tangent for stretch in joint.stretches.values() for tangent in stretch.tangents)
-    pinned = (n for n in joint.graph.nodes if n.op == "call_function" and is_pinned(n) and n not in late)
+    pinned = (n for n in joint.graph.nodes if n.op == "call_function" and _runs_anyway(n) and n not in late)
     kept = needed((*joint.results, *saved, *pinned))
     kept.update(user for node in tuple(kept) for user in node.users if user.target is getitem)
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -170,6 +171,11 @@ def _copy(
         if node.op == "call_function" and node in kept:
             values[node] = copy_node(graph, node, values.__getitem__)
     return graph, values
+
+
+def _runs_anyway(node: fx.Node) -> bool:
+    """Whether a node runs though nobody needs what it gives: eager may raise there."""
+    return is_pinned(node) or (getattr(node.target, "namespace", "") != "lampwork" and may_raise(node))
 
 
 @dataclass

@@ -38,10 +38,21 @@ def shares(ctx: Context, powers: Array, dim: int) -> Expr:
     return e.mul(value, read(keep(inverse, powers.shape, [dim]), powers.shape))
 
 
+def _nothing(ctx: Context, x: Array) -> Expr:
+    """0 of a number, and NaN of what is none."""
+    value = value_of(x, compute_dtype(ctx.dtype))
+    return e.sub(value, value)
+
+
 def softmax_over(ctx: Context, x: Array, dim: int, *, safe: bool = False) -> Array:
     """exp(x - max) / sum(exp(x - max)) over `dim`. `safe`: rows of -inf only give 0 instead of NaN."""
     if x.rank == 0:
-        return ctx.result(e.const(1, ctx.dtype))
+        nothing = _nothing(ctx, x)
+        share = e.add(nothing, e.like(1, nothing))
+        if safe:
+            value = value_of(x, compute_dtype(ctx.dtype))
+            share = e.where(e.test("eq", value, e.like(float("-inf"), value)), e.like(0, value), share)
+        return ctx.result(share)
     dim = wrap_dim(dim, x.rank)
     shifted, top = _shifted(ctx, x, dim)
     value = shares(ctx, ctx.map(x.shape, e.op("exp", read(shifted, x.shape)), hint="exp"), dim)
@@ -69,7 +80,7 @@ def safe_softmax(ctx: Context, x: Array, dim: int, dtype: torch.dtype | None = N
 def log_softmax_over(ctx: Context, x: Array, dim: int) -> Array:
     """(x - max) - log(sum(exp(x - max))) over `dim`."""
     if x.rank == 0:
-        return ctx.result(e.const(0, ctx.dtype))
+        return ctx.result(_nothing(ctx, x))
     dim = wrap_dim(dim, x.rank)
     shifted, _ = _shifted(ctx, x, dim)
     value = read(shifted, x.shape)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import lampwork
 from lampwork.differentiation.joint import Asked, Joint, dense, record_joint
 from lampwork.differentiation.segments import Segments, cut, requires_grad
 from lampwork.differentiation.split import Split, split
@@ -190,3 +191,16 @@ def test_gradients_that_are_not_laid_out_as_eagers_are_refused() -> None:
 )
 def test_dense(shape: tuple[int, ...], strides: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert dense(TensorSpec(shape, strides, torch.float32, torch.device("cpu"))).strides == expected
+
+
+def test_what_may_raise_runs_though_nobody_needs_it() -> None:
+    def checked(x: Tensor, labels: Tensor) -> Tensor:
+        F.cross_entropy(x, labels)
+        return x.exp()
+
+    compiled = lampwork.compile(checked)
+    for _ in range(3):
+        x = torch.randn(4, 3, requires_grad=True)
+        compiled(x, torch.tensor([0, 1, 1, 2])).sum().backward()
+        with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+            compiled(x, torch.tensor([0, 1, 7, 2]))

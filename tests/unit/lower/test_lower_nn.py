@@ -493,3 +493,10 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_left_to_aten(name):
     check(LEFT[name], X, extern=True, scale=8)
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("fn", [F.softmax, F.log_softmax, torch.ops.aten._safe_softmax], ids=str)
+def test_softmax_of_a_number(fn, number):
+    x = torch.tensor(number)
+    torch.testing.assert_close(lampwork.compile(lambda x: fn(x, 0))(x), fn(x, 0), equal_nan=True)
