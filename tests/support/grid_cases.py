@@ -9,7 +9,8 @@ from loops_build import I, at, axes, buffer, mean_of, op, pointwise, random_inpu
 
 from lampwork.graph.record import Recorder
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.nodes import Axis, Buffer, Const, IndexValue, Load, Local, Map, Reduce, Scan
+from lampwork.loops.ir.nodes import FLOAT8, Axis, Buffer, Const, IndexValue, Load, Local, Map, Reduce, Scan
+from lampwork.loops.reference.float8 import round_float8
 from lampwork.lower.lowering import lower_graph
 
 FLOATS = ("f64", "f32", "f16", "bf16")
@@ -23,6 +24,8 @@ def inputs_of(seed, *buffers):
     for each in buffers:
         if each.dtype == "bf16":
             found[each.name] = (found[each.name].view(np.uint32) & 0xFFFF0000).view(np.float32)
+        elif each.dtype in FLOAT8:
+            found[each.name] = round_float8(found[each.name], each.dtype)
     return found
 
 
@@ -52,6 +55,19 @@ def half_of(name, dtype, n):
     """A function of numbers of a half type."""
     x, y = buffer("x", n, dtype=dtype), buffer("y", n, dtype=dtype)
     return of([pointwise(y, cast(op(name, wide(x)), dtype))], "y", x, tolerance=TOLERANCE[dtype])
+
+
+def float8(dtype="f8e4m3", n=1003):
+    """Both conversions, and a choice between elements as they are."""
+    x, w, z = buffer("x", n), buffer("w", n, dtype=dtype), buffer("z", n)
+    narrow, picked = buffer("narrow", n, dtype=dtype), buffer("picked", n, dtype=dtype)
+    is_less = op("lt", at(x), Const(0.0, "f32"), dtype="bool")
+    definitions = [
+        pointwise(narrow, cast(op("mul", at(x), Const(0.1, "f32")), dtype)),
+        pointwise(z, op("add", cast(at(w), "f32"), at(x))),
+        pointwise(picked, op("where", is_less, at(w), at(narrow))),
+    ]
+    return of(definitions, "narrow z picked", x, w, tolerance=0)
 
 
 def broadcast(m=6, n=40):

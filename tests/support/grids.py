@@ -20,6 +20,7 @@ from lampwork.loops.ir.expr import definition_exprs, loads
 from lampwork.loops.ir.grid import Grid
 from lampwork.loops.ir.kernel import parallel_extent
 from lampwork.loops.ir.nodes import (
+    FLOAT8,
     Barrier,
     Buffer,
     Definition,
@@ -37,6 +38,7 @@ from lampwork.loops.ir.verify import verify_kernel
 from lampwork.loops.reference.evaluate import NUMPY_DTYPES, evaluate_definitions
 from lampwork.loops.reference.evaluate_grid import run_grid
 from lampwork.loops.reference.evaluate_kernel import from_memory, to_memory
+from lampwork.loops.reference.float8 import as_codes, from_codes
 from lampwork.loops.schedule.grid import on_grid
 from lampwork.loops.schedule.schedule import schedule
 
@@ -166,10 +168,14 @@ def placed(array: np.ndarray, aligned: bool) -> np.ndarray:
 
 
 def as_stored(array: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype in FLOAT8:
+        return as_codes(array, dtype)
     return (array.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bf16" else array
 
 
 def from_stored(array: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype in FLOAT8:
+        return from_codes(array, dtype)
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else array
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lampwork.graph.devices import CPU
+from lampwork.loops.ir.nodes import FLOAT8, Expr
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import Array, read
 from lampwork.lower.context import Context
@@ -18,7 +19,9 @@ rules = Registry()
 
 
 def _copied(ctx: Context, x: Array) -> Array:
-    value = read(x, ctx.spec.shape)
+    value: Expr = read(x, ctx.spec.shape)
+    if value.dtype in FLOAT8 and ctx.dtype != value.dtype:
+        value = e.cast(value, "f32")
     if ctx.device != CPU and ctx.dtype == "u8" and value.dtype in FLOATS:
         # Eager takes the byte from the int64; of an int32 the instructions of a device keep what does not fit at its
         # ends, whose bytes are others.

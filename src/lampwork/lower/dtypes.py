@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from lampwork import pristine
-from lampwork.graph.symbols import is_integer
-from lampwork.loops.ir.nodes import DType
+from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, is_integer
+from lampwork.loops.ir.nodes import FLOAT8, DType
 
 LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
     {
@@ -18,6 +18,8 @@ LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
         torch.float32: "f32",
         torch.float16: "f16",
         torch.bfloat16: "bf16",
+        torch.float8_e4m3fn: "f8e4m3",
+        torch.float8_e5m2: "f8e5m2",
         torch.int64: "i64",
         torch.int32: "i32",
         torch.int16: "i16",
@@ -26,12 +28,23 @@ LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
         torch.bool: "bool",
     }
 )
-"""What the loop language can compute with; tensors of other types stay opaque to it."""
+"""What the loop language can compute with, and float8, which it can read and write; tensors of other types stay opaque
+to it."""
 
 TORCH_DTYPES: Mapping[DType, torch.dtype] = MappingProxyType({v: k for k, v in LOOP_DTYPES.items()})
 
 FLOATS: frozenset[DType] = frozenset({"f64", "f32", "f16", "bf16"})
 HALVES: frozenset[DType] = frozenset({"f16", "bf16"})
+LARGEST_FLOAT8: Mapping[DType, float] = MappingProxyType({"f8e4m3": 448.0, "f8e5m2": 57344.0})
+
+
+def _saturates() -> bool:
+    large = pristine.tensor([1e4], dtype=torch.float32, device="cpu")
+    return large.to(torch.float8_e4m3fn).float().item() == LARGEST_FLOAT8["f8e4m3"]
+
+
+SATURATES = _saturates()
+"""Whether numbers too large for float8_e4m3fn become its largest: in torch 2.13 they do, in 2.11 they become nan."""
 
 _INTEGER_RANGES: Mapping[DType, tuple[int, int]] = MappingProxyType(
     {
@@ -76,9 +89,12 @@ def highest(dtype: DType) -> float | int | bool:
 
 
 def fits(value: float | int | bool, dtype: DType) -> bool:
-    """Whether a Python number converts to `dtype` without wrapping."""
+    """Whether a Python number converts to `dtype` without wrapping, to float8 without being too large."""
     if dtype in FLOATS:
         return True
+    if dtype in FLOAT8:
+        is_known = not isinstance(value, SymbolicFloat | SymbolicInt)
+        return is_known and abs(value) <= LARGEST_FLOAT8[dtype]
     low, high = _INTEGER_RANGES[dtype]
     return low <= value <= high
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from lampwork import pristine
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.ir.index import Index, as_index
-from lampwork.loops.ir.nodes import Const, DType, Expr, IndexValue, Op
-from lampwork.lower.dtypes import FLOATS, TORCH_DTYPES
+from lampwork.loops.ir.nodes import FLOAT8, Const, DType, Expr, IndexValue, Op
+from lampwork.lower.dtypes import FLOATS, LARGEST_FLOAT8, SATURATES, TORCH_DTYPES
 
 
 def const(value: float | int | bool, dtype: DType) -> Expr:
     """A Python number in `dtype`; integers wrap as they do in torch. A symbolic number is read when the kernel runs."""
+    if dtype in FLOAT8:
+        return cast(const(value, "f32"), dtype)
     if isinstance(value, SymbolicFloat):
         return cast(Op("from_bits", (IndexValue(value.as_scalar(), "i64"),), "f64"), dtype)
     return _symbolic(value, dtype) if isinstance(value, SymbolicInt) else literal(value, dtype)
@@ -42,9 +44,23 @@ def cast(value: Expr, dtype: DType) -> Expr:
     needs rounding is left to the generated code."""
     if value.dtype == dtype:
         return value
+    if value.dtype in FLOAT8:
+        return cast(Op("cast", (value,), "f32"), dtype)
+    if dtype in FLOAT8:
+        return Op("cast", (_within(cast(value, "f32"), dtype),), dtype)
     if isinstance(value, Const) and _is_small(value.value):
         return literal(value.value, dtype)
     return Op("cast", (value,), dtype)
+
+
+def _within(value: Expr, dtype: DType) -> Expr:
+    """A float32 that is to be a float8: what is too large as torch has it."""
+    largest = LARGEST_FLOAT8[dtype]
+    if dtype != "f8e4m3" or not SATURATES or (isinstance(value, Const) and abs(value.value) <= largest):
+        return value
+    high, low = Const(largest, "f32"), Const(-largest, "f32")
+    value = where(test("gt", value, high), high, value)
+    return where(test("lt", value, low), low, value)
 
 
 def widened(value: Expr, dtype: DType) -> Expr:

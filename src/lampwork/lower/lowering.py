@@ -16,8 +16,8 @@ from lampwork.graph.devices import CPU, is_on, kernel_device
 from lampwork.graph.layouts import of_rows, operands, packed, reads_alike
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
-from lampwork.loops.ir.nodes import Buffer, Definition, DType, Opaque, View
-from lampwork.lower import devices, extern, narrow, pairs, random, views
+from lampwork.loops.ir.nodes import FLOAT8, Buffer, Definition, DType, Opaque, View
+from lampwork.lower import devices, extern, float8, narrow, pairs, random, views
 from lampwork.lower.arrays import Array, as_view, indices_of, whole
 from lampwork.lower.context import (
     CALLED,
@@ -114,7 +114,8 @@ def lower_graph(
             array = _placeholder(ctx, node)
             values[node] = array
             placeholders.append(array.buffer if node.users else None)
-            if node in written and not array.is_opaque and array.buffer.name not in ctx.elsewhere:
+            is_ours = not array.is_opaque and array.buffer.name not in ctx.elsewhere
+            if node in written and is_ours and array.dtype not in FLOAT8:
                 writes.enter(array.buffer)
         elif node.op == "output":
             results = cast(tuple[Any, ...], node.args[0])
@@ -263,7 +264,7 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     val = meta.get("val")
     specs: tuple[Any, ...] = cast(tuple[Any, ...], val) if isinstance(val, tuple) else (val,)
-    return all(spec is None or spec.dtype in LOOP_DTYPES for spec in specs)
+    return all(spec is None or spec.dtype in LOOP_DTYPES for spec in specs) and float8.is_plain(node, specs)
 
 
 def _laid_out(ctx: Context, node: fx.Node, values: Values) -> Values:

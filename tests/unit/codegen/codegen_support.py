@@ -20,6 +20,8 @@ NUMPY = {
     "f32": np.float32,
     "f16": np.float16,
     "bf16": np.uint16,
+    "f8e4m3": np.uint8,
+    "f8e5m2": np.uint8,
     "i64": np.int64,
     "i32": np.int32,
     "i16": np.int16,

@@ -16,7 +16,7 @@ from grids import kernels_of
 from lampwork.codegen.gpu.device import LAYOUT, TRIPLE
 from lampwork.codegen.gpu.generator import GpuGenerator
 from lampwork.codegen.gpu.nvidia import describe
-from lampwork.loops.ir.nodes import Kernel, Loop, Op, Store
+from lampwork.loops.ir.nodes import FLOAT8, Kernel, Loop, Op, Store
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.schedule.grid import on_grid
 from lampwork.standard import functools
@@ -31,6 +31,7 @@ BY_DTYPE: dict[str, Make] = {
     for make in (cases.flat, cases.softmax, cases.rows)
     for dtype in cases.FLOATS
 } | {f"flat of {dtype}": functools.partial(cases.flat, dtype=dtype) for dtype in ("i64", "i32", "u8", "bool")}
+BY_DTYPE |= {f"{dtype} and f32": functools.partial(cases.float8, dtype) for dtype in sorted(FLOAT8)}
 WIDE: dict[str, Make] = {
     "softmax of a block": functools.partial(cases.softmax, 3, 2048),
     "layer_norm of bf16": functools.partial(cases.layer_norm, 64, 768, "bf16"),

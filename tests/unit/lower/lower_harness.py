@@ -14,6 +14,8 @@ from lampwork.loops.reference.evaluate import evaluate_definitions
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.lower.lowering import Lowered, lower_graph
 
+NUMPY = frozenset({*TORCH_DTYPES.values()}) - {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+
 
 def record(fn, inputs, bound=()):
     with Recorder() as rec:
@@ -28,7 +30,7 @@ def to_numpy(tensor: torch.Tensor) -> Any:
     if tensor.dtype.is_complex:
         return tensor
     plain = tensor.detach()
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy().copy()
+    return (plain if plain.dtype in NUMPY else plain.float()).numpy().copy()
 
 
 def in_memory(buffer: Buffer, array: Any) -> torch.Tensor:
@@ -118,7 +120,9 @@ def compare(result: torch.Tensor, expected: torch.Tensor, scale: float = 1.0) ->
         result.stride(),
         expected.stride(),
     )
-    if expected.dtype.is_floating_point:
+    if expected.dtype.is_floating_point and expected.dtype.itemsize == 1:
+        torch.testing.assert_close(result.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+    elif expected.dtype.is_floating_point:
         tolerance = TOLERANCE[expected.dtype] * scale
         torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     else:

@@ -347,6 +347,8 @@ class _Writer:
         offset = offset_in(load.buffer, load.index)
         if offset.indirects():
             raise CodegenError("an epilogue that gathers")
+        if load.dtype not in POINTERS:
+            raise CodegenError(f"no loads of {load.dtype} for Triton")
         text, pointer = self.index(offset), f"p{self._number(load.buffer)}"
         widened = ".to(tl.float32)" if load.dtype in ("f16", "bf16") else ""
         names = [name for name in "mn" if any(self.places.get(v) == name for v in offset.variables())]

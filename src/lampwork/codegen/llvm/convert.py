@@ -1,7 +1,7 @@
 """Conversions between dtypes, with PyTorch's meaning on this CPU.
 
 Floats truncate to integers; what does not fit gives what the x86 instruction gives (the smallest i32 or i64, whose low
-bits the narrower integers keep). f16 and bf16 round to nearest even. bool is x != 0, so NaN is true.
+bits the narrower integers keep). f16, bf16 and float8 round to nearest even. bool is x != 0, so NaN is true.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from lampwork.codegen.llvm.branches import unless_any
 from lampwork.codegen.llvm.builder import Builder, Value
+from lampwork.codegen.llvm.float8 import narrow_float8, widen_float8
 from lampwork.codegen.llvm.shuffles import by_register
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, vector_type
-from lampwork.loops.ir.nodes import DType
+from lampwork.loops.ir.nodes import FLOAT8, DType
 from lampwork.standard import struct
 
 
@@ -22,10 +23,14 @@ def convert(b: Builder, value: Value, dtype: DType) -> Value:
         return value
     if value.dtype in ("f16", "bf16"):
         return convert(b, widen_half(b, value), dtype)
+    if value.dtype in FLOAT8:
+        return convert(b, widen_float8(b, value), dtype)
     if dtype == "bool":
         return b.cmp("ne", value, 0.0 if is_float(value.dtype) else 0)
     if dtype in ("f16", "bf16"):
         return narrow_half(b, convert(b, value, "f32"), dtype)
+    if dtype in FLOAT8:
+        return narrow_float8(b, convert(b, value, "f32"), dtype)
     if is_float(value.dtype):
         return _from_float(b, value, dtype)
     return _from_integer(b, value, dtype)

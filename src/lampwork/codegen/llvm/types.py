@@ -5,12 +5,14 @@ from __future__ import annotations
 from lampwork.loops.ir.nodes import DType
 from lampwork.standard import struct
 
-# In registers a bool is one bit; f16 and bf16 stay as their 16 bits and are computed in float.
+# In registers a bool is one bit; f16 and bf16 stay as their 16 bits and are computed in float, float8 as its 8 bits.
 REGISTER: dict[DType, str] = {
     "f64": "double",
     "f32": "float",
     "f16": "i16",
     "bf16": "i16",
+    "f8e4m3": "i8",
+    "f8e5m2": "i8",
     "i64": "i64",
     "i32": "i32",
     "i16": "i16",
@@ -23,6 +25,8 @@ BITS: dict[DType, int] = {
     "f32": 32,
     "f16": 16,
     "bf16": 16,
+    "f8e4m3": 8,
+    "f8e5m2": 8,
     "i64": 64,
     "i32": 32,
     "i16": 16,
@@ -33,6 +37,7 @@ BITS: dict[DType, int] = {
 
 
 def is_float(dtype: DType) -> bool:
+    """Whether there is arithmetic of floats on it, which float8 has none of."""
     return dtype in ("f64", "f32", "f16", "bf16")
 
 

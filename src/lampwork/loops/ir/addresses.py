@@ -17,6 +17,8 @@ ITEM_BYTES: dict[DType, int] = {
     "f16": 2,
     "bf16": 2,
     "i16": 2,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
     "i8": 1,
     "u8": 1,
     "bool": 1,

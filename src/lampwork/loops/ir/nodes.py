@@ -19,7 +19,10 @@ from lampwork.loops.ir.polynomial import ONE, ZERO, Index
 from lampwork.loops.ir.traverse import Expression, Node, Statement
 from lampwork.records import record
 
-DType = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool"]
+DType = Literal["f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i64", "i32", "i16", "i8", "u8", "bool"]
+FLOAT8: frozenset[DType] = frozenset({"f8e4m3", "f8e5m2"})
+"""Types of memory alone: their elements are moved as they are, and converted from and to f32. What is larger than every
+number of f8e4m3 becomes nan, of f8e5m2 infinite."""
 
 
 @record

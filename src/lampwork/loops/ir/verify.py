@@ -10,6 +10,7 @@ from lampwork.loops.ir.expr import definition_exprs, indices, loads
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
+    FLOAT8,
     GATES,
     KEPT,
     Attention,
@@ -17,6 +18,7 @@ from lampwork.loops.ir.nodes import (
     Barrier,
     Buffer,
     CombineOp,
+    Const,
     Definition,
     Expr,
     Extern,
@@ -42,6 +44,8 @@ from lampwork.loops.ir.printing import format_axes
 from lampwork.loops.ir.traverse import walk_once
 
 _FLOATS = ("f64", "f32", "f16", "bf16")
+_MOVING = frozenset({"where", "require"})
+"""What takes elements of float8 as they are; conversions aside, all else takes what they were converted to."""
 
 
 def verify_definitions(definitions: Sequence[Definition]) -> None:
@@ -99,6 +103,8 @@ def _verify_definition(definition: Definition, where: str) -> None:
         _verify_axes((*definition.axes, *definition.over), where)
         _verify_place(definition.out, definition.index, definition.axes, where)
         _Checker(where, _names((*definition.axes, *definition.over)), set()).check(definition.value)
+        if definition.value.dtype in FLOAT8:
+            raise InvalidLoopsError(f"{where}: {definition.op} of {definition.value.dtype}")
         if definition.finish is not None:
             _Checker(where, _names(definition.axes), {"acc"}).check(definition.finish)
     elif isinstance(definition, Gemm):
@@ -272,6 +278,8 @@ class _Checker:
                 self.fail(f"the local {part.name} is not bound")
             for index in part.places():
                 self.index(index)
+            if isinstance(part, Const) and part.dtype in FLOAT8:
+                self.fail(f"a constant of {part.dtype}")
             if isinstance(part, Load):
                 self.load(part)
             elif isinstance(part, Op):
@@ -283,13 +291,15 @@ class _Checker:
             self.fail(f"{load.buffer.name} is read with {len(load.index)} indices instead of {rank}")
         if load.mask is not None and load.mask.dtype != "bool":
             self.fail(f"the mask of a load of {load.buffer.name} is {load.mask.dtype}, not bool")
+        if load.dtype in FLOAT8 and load.other != 0:
+            self.fail(f"{load.buffer.name} of {load.dtype} is read as {load.other} elsewhere")
 
     def index(self, index: Index) -> None:
         unbound = index.variables() - set(self.variables)
         if unbound:
             self.fail(f"the loop variable {', '.join(sorted(unbound))} is not bound")
         for indirect in index.indirects():
-            if indirect.value.dtype in (*_FLOATS, "bool"):
+            if indirect.value.dtype in (*_FLOATS, *FLOAT8, "bool"):
                 self.fail(f"an index is taken from {indirect.value.dtype} data")
 
     def op(self, name: str, args: Sequence[Expr], dtype: str) -> None:
@@ -308,6 +318,10 @@ class _Checker:
         if name == "require" and args[1].dtype != "bool":
             self.fail(f"the condition of require is {args[1].dtype}, not bool")
         operand = operands[0].dtype
+        both = {operand, dtype}
+        is_moved = name in _MOVING or (name == "cast" and both - FLOAT8 == {"f32"})
+        if FLOAT8 & both and not is_moved:
+            self.fail(f"{name} makes {dtype} of {operand}")
         if info.result == "bits" and (operand, dtype) != ("i64", "f64"):
             self.fail(f"{name} makes f64 of i64, not {dtype} of {operand}")
         if info.result == "word" and (operand, dtype) != ("i64", "i32"):

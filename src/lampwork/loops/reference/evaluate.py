@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.ir.index import ONE, Atom, FloorDiv, Index, Indirect, Mod, Sym
 from lampwork.loops.ir.nodes import (
+    FLOAT8,
     Attention,
     Axis,
     Buffer,
@@ -40,6 +41,7 @@ from lampwork.loops.ir.nodes import (
 )
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.winograd import TAPS, TRANSFORMS
+from lampwork.loops.reference.float8 import round_float8
 from lampwork.loops.reference.recurrence import Operands, run_gradient, run_recurrence, unpacked
 from lampwork.standard import math
 
@@ -52,6 +54,8 @@ NUMPY_DTYPES: Mapping[DType, Any] = {
     "f32": np.float32,
     "f16": np.float16,
     "bf16": np.float32,
+    "f8e4m3": np.float32,
+    "f8e5m2": np.float32,
     "i64": np.int64,
     "i32": np.int32,
     "i16": np.int16,
@@ -75,6 +79,8 @@ def convert(x: Array, dtype: DType) -> Array:
     with np.errstate(all="ignore"):
         if dtype == "bf16":
             return round_bf16(x.astype(np.float32))
+        if dtype in FLOAT8:
+            return round_float8(x.astype(np.float32), dtype)
         if dtype == "bool":
             return np.asarray(x != 0)
         if np.issubdtype(x.dtype, np.floating) and dtype in ("i16", "i8", "u8"):
