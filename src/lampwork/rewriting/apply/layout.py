@@ -6,7 +6,6 @@ eager's.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from lampwork.graph.layouts import of_rows, packed, reads_alike, reads_layout, r
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 from lampwork.rewriting.apply.aliasing import shows_strides, view_base
 from lampwork.rewriting.apply.edit import Editor, Infer
+from lampwork.standard import operator
 
 aten = torch.ops.aten
 
