@@ -37,10 +37,13 @@ WIDE: dict[str, Make] = {
     "layer_norm of bf16": functools.partial(cases.layer_norm, 64, 768, "bf16"),
     "argmax of a block": functools.partial(cases.rows, "argmax", 3, 3000),
     "scan of a block": functools.partial(cases.scan, n=3000),
+}
+# Numbers of the generator that CUDA devices have.
+RANDOM: dict[str, Make] = {
     "dropout in vectors": cases.dropout,
     "dropout of single elements": functools.partial(cases.dropout, width=1),
 }
-CASES = cases.FAMILIES | cases.CUT | BY_DTYPE | WIDE
+CASES = cases.FAMILIES | cases.CUT | BY_DTYPE | WIDE | RANDOM
 
 
 @functools.cache
