@@ -185,6 +185,8 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
 
 def _address_spaces(line: str, shared: SharedMemory) -> str:
     """Addresses of 32 bits in shared memory are offsets in it."""
+    if "addrspacecast" in line and "addrspace(3)" not in line:
+        line = line.replace("addrspacecast", "bitcast").replace(" addrspace(1)", "")
     if "addrspacecast" in line or line.startswith("@"):
         return line
     line = line.replace("ptrtoint ptr addrspace(3) @shared to i32", "add i32 0, 0")
@@ -244,7 +246,7 @@ def _instruction(line: str, number: int) -> str:
         line,
     )
     if added := ADD_HALF.search(line):
-        return f"call void {address_of('add_halves')}(ptr addrspace(1) {added[1]}, {added[2]}, i32 {number})"
+        return f"call void {address_of('add_halves')}(ptr {added[1]}, {added[2]}, i32 {number})"
     if found := QUOTIENT.search(line):
         line = f"{line[: line.index('=')]}= fdiv {found[1]}, {found[2]}"
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from simulated import MODEL, SharedMemory, Simulated, for_this_cpu, jit, launch_of
+from simulated import MODEL, Shape, SharedMemory, Simulated, for_this_cpu, jit, launch_of
 from torch import Tensor
 
 from lampwork import config
@@ -29,7 +29,7 @@ class SimulatedRows:
         shared = SharedMemory(0)
         with config.using(verify=True):
             code = jit().compile(for_this_cpu(self.text, shared), ["entry"])
-        self.simulated = Simulated(self.grid, self.text, shared, code)
+        self.simulated = Simulated(Shape.of(self.grid), self.text, shared, code)
 
     def run(self, rows: Sequence[Sequence[Tensor]], sizes: Sequence[int], *, seed: int = 0) -> None:
         """The kernel over rows of tensors of this CPU, in the order of its parameters, the first whole."""
@@ -51,7 +51,7 @@ class SimulatedRows:
             place += len(record)
         memory = {(tensor.data_ptr(), tensor.nbytes) for row in rows for tensor in row}
         launch = launch_of(
-            self.grid, self.simulated.shared, [*sorted(memory), (table.ctypes.data, place * 8)]
+            Shape.of(self.grid), self.simulated.shared, [*sorted(memory), (table.ctypes.data, place * 8)]
         )
         parameters = (ctypes.c_void_p * 1)(table.ctypes.data)
         launch.entry = self.simulated.code.addresses["entry"]

@@ -281,11 +281,11 @@ def test_what_cannot_be_compiled_for_all_sizes_is_compiled_for_these(monkeypatch
     recorded, recorder, symbols = record(lambda x: x * 2, [torch.randn(4, 9)], [["n", None]])
     failures = []
 
-    def generate_static(groups, constant_groups, isa, hints, undo_groups, waits):
+    def generate_static(groups, constant_groups, isa, hints, *rest):
         if any(size.symbols() for group in groups for out in group.outs for size in out.shape):
             failures.append(hints)
             raise CodegenError("no schedule for symbols")
-        return generate.generate(groups, constant_groups, isa, hints, undo_groups, waits)
+        return generate.generate(groups, constant_groups, isa, hints, *rest)
 
     monkeypatch.setattr(native, "generate", generate_static)
     program = native.NativeBackend().compile(recorded.graph, (), CompileOptions())
