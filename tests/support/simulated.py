@@ -185,7 +185,7 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
 
 def _address_spaces(line: str, shared: SharedMemory) -> str:
     """Addresses of 32 bits in shared memory are offsets in it."""
-    if "addrspacecast" in line and "addrspace(3)" not in line:
+    if "addrspacecast" in line and "addrspace(3)" not in line and "@" not in line:
         line = line.replace("addrspacecast", "bitcast").replace(" addrspace(1)", "")
     if "addrspacecast" in line or line.startswith("@"):
         return line
