@@ -3,6 +3,9 @@ source of this test that the CPU's templates stand in for, and a clock that says
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -313,6 +316,31 @@ def test_winners_are_kept_for_the_next_process(monkeypatch: pytest.MonkeyPatch, 
     assert not seen
     assert (again.variants, again.grids) == (first.variants, first.grids)
     assert [v.source for v in again.verdicts] == ["kept"] * len(first.verdicts)
+
+
+KEYS = """
+from grids import kernels_of
+import grid_cases
+from lampwork.backends.native.tuning.card import card_key
+from lampwork.codegen.gpu.grids import grid_key
+from lampwork.codegen.gpu.nvidia import describe
+print(card_key(describe(90)), [grid_key(kernel, {}) for kernel in kernels_of(grid_cases.softmax())])
+"""
+
+
+def test_keys_are_those_of_the_next_process() -> None:
+    """Where the hashes of strings, which order sets, are others."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", KEYS],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1, found
 
 
 def test_winners_of_a_source_that_is_gone_are_measured_again(

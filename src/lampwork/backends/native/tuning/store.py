@@ -118,7 +118,7 @@ def machine_key(target: Target, threads: int) -> str:
 
 
 def description(target: Target) -> str:
-    """The numbers of a target, without the functions in it, whose text is not the same in every process."""
+    """The numbers of a target, the same in every process: without the functions in it, and with sets in order."""
     parts: list[str] = []
     for name in target.__dataclass_fields__:
         value = getattr(target, name)
@@ -126,8 +126,8 @@ def description(target: Target) -> str:
             value = [(dot.dtype, dot.steps) for dot in target.dots]
         elif name == "units":
             value = [(unit.dtype, unit.steps) for unit in target.units]
-        elif name == "products":
-            value = sorted(target.products)
+        elif isinstance(value, frozenset):
+            value = sorted(cast("frozenset[str]", value))
         elif callable(value):
             value = "given"
         parts.append(f"{name}={value!r}")
