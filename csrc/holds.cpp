@@ -416,7 +416,8 @@ void copy_held(const c10::StorageImpl* storage) noexcept {
 PyMethodDef hold_methods[] = {
     {"hold", hold, METH_VARARGS,
      "hold(tensors, how): what the memory of tensors holds now, for `changed`. The bytes of `how`: 0 not at all, 1 "
-     "copied when it is written, 2 copied now, 3 only whether it is written."},
+     "copied when it is written, 2 copied now, 3 only whether it is written. Of tensors on a CUDA device 1 is known as "
+     "long as it is not written, and only writes that torch counts are seen."},
     {"changed", changed, METH_VARARGS,
      "changed(holds, tensors): {number: what it held, or None if that is not known} of those tensors whose memory is "
      "no longer what it was, and zeros for those that were not held and whose memory is gone. `tensors`: those that "

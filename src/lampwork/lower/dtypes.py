@@ -11,6 +11,7 @@ import torch
 from lampwork import pristine
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt, is_integer
 from lampwork.loops.ir.nodes import FLOAT8, DType
+from lampwork.standard import functools
 
 LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
     {
@@ -28,6 +29,7 @@ LOOP_DTYPES: Mapping[torch.dtype, DType] = MappingProxyType(
         torch.bool: "bool",
     }
 )
+
 """What the loop language can compute with, and float8, which it can read and write; tensors of other types stay opaque
 to it."""
 
@@ -38,13 +40,14 @@ HALVES: frozenset[DType] = frozenset({"f16", "bf16"})
 LARGEST_FLOAT8: Mapping[DType, float] = MappingProxyType({"f8e4m3": 448.0, "f8e5m2": 57344.0})
 
 
-def _saturates() -> bool:
-    large = pristine.tensor([1e4], dtype=torch.float32, device="cpu")
-    return large.to(torch.float8_e4m3fn).float().item() == LARGEST_FLOAT8["f8e4m3"]
+@functools.cache
+def saturates() -> bool:
+    """Whether numbers too large for float8_e4m3fn become its largest: in torch 2.13 they do, in 2.11 they become nan.
+    torch is asked when it first matters, whatever mode is on."""
+    with torch._C._DisableTorchDispatch():  # pyright: ignore
+        large = pristine.tensor([1e4], dtype=torch.float32, device="cpu")
+        return large.to(torch.float8_e4m3fn).float().item() == LARGEST_FLOAT8["f8e4m3"]
 
-
-SATURATES = _saturates()
-"""Whether numbers too large for float8_e4m3fn become its largest: in torch 2.13 they do, in 2.11 they become nan."""
 
 _INTEGER_RANGES: Mapping[DType, tuple[int, int]] = MappingProxyType(
     {

@@ -93,9 +93,15 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
 
     Indexed dimensions that lie side by side are replaced where they lie, others come first.
     """
+    _check_result(ctx, *(index for index in indices if index is not None))
+    _, place = indexed(x, indices)
+    return ctx.result(at(x, place))
+
+
+def indexed(x: Array, indices: Sequence[Array | None]) -> tuple[tuple[int, ...], list[Index]]:
+    """The shape of `index_tensor` of x, and where its element at AXES lies in x."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     arrays = [index for index in indices if index is not None]
-    _check_result(ctx, *arrays)
     shape = broadcast([index.shape for index in arrays])
     adjacent = given == list(range(given[0], given[0] + len(given)))
     start = given[0] if adjacent else 0
@@ -105,4 +111,6 @@ def index_tensor(ctx: Context, x: Array, indices: Sequence[Array | None]) -> Arr
         for dim, index in zip(given, arrays, strict=True)
     }
     rest = iter([*AXES[:start], *AXES[start + len(shape) :]])
-    return ctx.result(at(x, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]))
+    kept = [x.shape[dim] for dim in range(x.rank) if dim not in places]
+    whole = (*kept[:start], *shape, *kept[start:])
+    return whole, [places[dim] if dim in places else next(rest) for dim in range(x.rank)]

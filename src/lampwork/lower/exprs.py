@@ -6,7 +6,7 @@ from lampwork import pristine
 from lampwork.graph.symbols import SymbolicFloat, SymbolicInt
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import FLOAT8, Const, DType, Expr, IndexValue, Op
-from lampwork.lower.dtypes import FLOATS, LARGEST_FLOAT8, SATURATES, TORCH_DTYPES
+from lampwork.lower.dtypes import FLOATS, LARGEST_FLOAT8, TORCH_DTYPES, saturates
 
 
 def const(value: float | int | bool, dtype: DType) -> Expr:
@@ -56,7 +56,8 @@ def cast(value: Expr, dtype: DType) -> Expr:
 def _within(value: Expr, dtype: DType) -> Expr:
     """A float32 that is to be a float8: what is too large as torch has it."""
     largest = LARGEST_FLOAT8[dtype]
-    if dtype != "f8e4m3" or not SATURATES or (isinstance(value, Const) and abs(value.value) <= largest):
+    is_small = isinstance(value, Const) and abs(value.value) <= largest
+    if dtype != "f8e4m3" or is_small or not saturates():
         return value
     high, low = Const(largest, "f32"), Const(-largest, "f32")
     value = where(test("gt", value, high), high, value)

@@ -15,16 +15,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from lampwork import pristine
-from lampwork.graph.shapes_common import broadcast, wrap_dim
+from lampwork.graph.shapes_common import wrap_dim
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.nodes import CombineOp, DType, Expr, Load, Map
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, axes_of, read
 from lampwork.lower.context import Context
 from lampwork.lower.dtypes import compute_dtype, highest, lowest
-from lampwork.lower.embedding import position
+from lampwork.lower.embedding import indexed, position
 from lampwork.lower.registry import NotExpressible, Registry
-from lampwork.lower.views import expand_to
 
 rules = Registry()
 
@@ -42,6 +41,12 @@ def _check(ctx: Context, x: Array, op: CombineOp, *others: Array) -> None:
         raise NotExpressible("nothing to write, or to write to")
     if x.dtype != ctx.dtype or (op != "put" and not _is_combined(ctx, x.dtype)):
         raise NotExpressible(f"a {op} of {x.dtype} in memory")
+
+
+def _operation(known: Mapping[str, CombineOp], reduce: str) -> CombineOp:
+    if reduce not in known:
+        raise NotExpressible(f'a reduction by "{reduce}"')
+    return known[reduce]
 
 
 def _is_combined(ctx: Context, dtype: DType) -> bool:
@@ -122,9 +127,7 @@ def index_add(
 def index_reduce(
     ctx: Context, x: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True
 ) -> Array:
-    op = _REDUCTIONS.get(reduce)
-    if op is None:
-        raise NotExpressible("a mean")
+    op = _operation(_REDUCTIONS, reduce)
     _check(ctx, x, op, index, source)
     dim = wrap_dim(dim, x.rank)
     _rows(source, x, index, dim)
@@ -192,9 +195,7 @@ def scatter_value(ctx: Context, x: Array, dim: int, index: Array, value: float) 
 def scatter_by_old_names(
     ctx: Context, x: Array, dim: int, index: Array, source: Array | float, *, reduce: str
 ) -> Array:
-    op = _OLD_REDUCTIONS.get(reduce)
-    if op is None:
-        raise NotExpressible(reduce)
+    op = _operation(_OLD_REDUCTIONS, reduce)
     return _scattered(ctx, x, dim, index, source, op)
 
 
@@ -202,9 +203,7 @@ def scatter_by_old_names(
 def scatter_reduce(
     ctx: Context, x: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True
 ) -> Array:
-    op = _REDUCTIONS.get(reduce)
-    if op is None:
-        raise NotExpressible("a mean")
+    op = _operation(_REDUCTIONS, reduce)
     return _scattered(ctx, x, dim, index, source, op, include_self=include_self)
 
 
@@ -215,21 +214,9 @@ def index_put(
     """x[i, j, …] = values with index tensors that broadcast, as `lower.embedding.index_tensor` reads it."""
     if accumulate:
         raise NotExpressible("sums in an order of eager's")
-    given = [dim for dim, index in enumerate(indices) if index is not None]
     arrays = [index for index in indices if index is not None]
     _check(ctx, x, "put", *arrays, values)
     if values.dtype != x.dtype or any(index.dtype not in ("i64", "i32") for index in arrays):
         raise NotExpressible("values of another dtype, or a mask")
-    shape = broadcast([index.shape for index in arrays])
-    adjacent = given == list(range(given[0], given[0] + len(given)))
-    start = given[0] if adjacent else 0
-    point = AXES[start : start + len(shape)]
-    places = {
-        dim: position(expand_to(index, shape), point, x.shape[dim], wrap=True)
-        for dim, index in zip(given, arrays, strict=True)
-    }
-    rest = iter([*AXES[:start], *AXES[start + len(shape) :]])
-    kept = [x.shape[dim] for dim in range(x.rank) if dim not in places]
-    whole = (*kept[:start], *shape, *kept[start:])
-    place = [places[dim] if dim in places else next(rest) for dim in range(x.rank)]
+    whole, place = indexed(x, indices)
     return _reduced(ctx, x, whole, place, read(values, whole), "put")

@@ -141,16 +141,18 @@ class Cuda:
         it stands. Graphs of before would draw from the former one, so they are not replayed any more."""
         generator = self._torch.cuda.default_generators[self._index]
         offset = generator.get_offset()
-        for _ in range(SETTLES):
-            try:
-                pristine.empty(1, device=f"cuda:{self._index}").uniform_(generator=generator)
-                break
-            except RuntimeError as error:
-                # Whoever launches next meets the errors of the capture that nobody has asked for: these pass.
-                if "graph capture" in str(error):
-                    generator.graphsafe_set_state(generator.clone_state())
-                    self.epoch += 1
+        # Whoever launches next meets the errors of the capture that nobody has asked for: these pass.
+        if not any(self._draws(generator) for _ in range(SETTLES)):
+            generator.graphsafe_set_state(generator.clone_state())
+            self.epoch += 1
         generator.set_offset(offset)
+
+    def _draws(self, generator: Any) -> bool:
+        try:
+            pristine.empty(1, device=f"cuda:{self._index}").uniform_(generator=generator)
+        except RuntimeError:
+            return False
+        return True
 
     def _abandon(self, graph: Any, memory: Any) -> None:
         with contextlib.suppress(RuntimeError):

@@ -276,10 +276,9 @@ class Graphed:
         if self._seen.get(key) is None:
             self._seen.put(key, key)
             return None
+        # Libraries prepare themselves for each thread, which they cannot in a capture.
         if threading.get_ident() not in self._ran_in:
-            return (
-                None  # libraries have to prepare themselves for each thread, which they cannot in a capture
-            )
+            return None
         if self.captures >= FREE_CAPTURES + self.replays // REPLAYS_THAT_PAY:
             return None
         while len(self._graphs) >= KEPT:

@@ -91,13 +91,13 @@ def test_definitions(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("saturates", [True, False])
 def test_what_is_too_large_is_what_torch_makes_of_it(saturates: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(exprs, "SATURATES", saturates)
+    monkeypatch.setattr(exprs, "saturates", lambda: saturates)
     x = torch.tensor([448.0, 464.0, 464.1, 1e9, torch.inf, -1e9, -464.0, torch.nan, 1.0] * 7)
     got = lampwork.compile(lambda x: x.to(torch.float8_e4m3fn))(x).float()
     large = 448.0 if saturates else torch.nan
     want = torch.tensor([448.0, 448.0, large, large, large, -large, -448.0, torch.nan, 1.0] * 7)
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
-    if saturates is dtypes.SATURATES:
+    if saturates is dtypes.saturates():
         torch.testing.assert_close(got, x.to(torch.float8_e4m3fn).float(), rtol=0, atol=0, equal_nan=True)
 
 
