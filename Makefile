@@ -32,12 +32,13 @@ setup: $(EXTENSION) ## make the virtual environment and build the extension
 demo: $(EXTENSION) ## compile AlexNet and BERT-base, compare with eager and torch.compile
 	$(BIN)/python examples/demo.py
 
-# Which tests; all of them, if none are named.
+# Which tests; all of them, if none are named. SHARE=4: of tests with many cases every fourth, as CI does.
 TESTS ?=
+SHARE ?= 1
 
 # A signal leaves no summary; the name of the test it came in is worth the more.
 test: $(EXTENSION) ## run the test suite
-	$(BIN)/python -m pytest $(TESTS) || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat .pytest_cache/running-$(VERSION); fi; exit $$rc; }
+	$(BIN)/python -m pytest --share $(SHARE) $(TESTS) || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat .pytest_cache/running-$(VERSION); fi; exit $$rc; }
 
 # A Python whose torch is built for CUDA; GPU_FLAGS= where it has no pytest-xdist. The report has every failure in full.
 GPU_PYTHON ?= $(BIN)/python

@@ -9,7 +9,18 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
+# What is compiled together: torch's headers take most of the time of a file alone. No two files of a unit may have
+# names in common in their unnamed namespaces.
+UNITS = {
+    "calls": "compiled entry specializations guards frames dict_version recipe results",
+    "programs": "bindings module program execute checks collectives symbols",
+    "memory": "blocks heap storages weight_files code_pages content fork_mutex holds machine_code",
+    "training": "autograd trained rows norms device_rows reading",
+    "numbers": "random counter_random card_random complex bags sorting",
+    "cards": "replay device_kernel driver",
+    "indices": "searching",
+    "scatters": "scattering",
+}
 HEADERS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.h"))
 DEBUG = os.environ.get("LAMPWORK_BUILD_DEBUG") == "1"
 # Under AddressSanitizer and UndefinedBehaviorSanitizer, see `make sanitize`. No vptr checks: torch exports no type
@@ -18,11 +29,30 @@ SANITIZE = os.environ.get("LAMPWORK_BUILD_SANITIZE") == "1"
 CHECKS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer"] if SANITIZE else []
 OPTIMIZE = ["-O1", "-g1"] if SANITIZE else ["-O0", "-g"] if DEBUG else ["-O2", "-g0"]
 
+
+def sources() -> list[str]:
+    """One file for each unit, written to build/units, which includes the files of the unit."""
+    named = sorted(name for unit in UNITS.values() for name in unit.split())
+    there = sorted(path.stem for path in (ROOT / "csrc").glob("*.cpp"))
+    if named != there:
+        raise SystemExit(
+            f"setup.py: each file of csrc belongs to one unit; {set(named) ^ set(there)} do not fit"
+        )
+    folder = ROOT / "build" / "units"
+    folder.mkdir(parents=True, exist_ok=True)
+    for unit, names in UNITS.items():
+        text = "".join(f'#include "../../csrc/{name}.cpp"\n' for name in names.split())
+        path = folder / f"{unit}.cpp"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    return [f"build/units/{unit}.cpp" for unit in UNITS]
+
+
 setup(
     ext_modules=[
         CppExtension(
             "lampwork._C",
-            SOURCES,
+            sources(),
             depends=HEADERS,
             extra_compile_args=[
                 "-std=c++20",
@@ -33,6 +63,7 @@ setup(
                 "-fopenmp",
                 "-Wall",
                 "-Wno-maybe-uninitialized",
+                "-Wno-subobject-linkage",  # files are compiled as parts of a unit
             ],
             extra_link_args=["-fopenmp", *CHECKS] if DEBUG or SANITIZE else ["-fopenmp", "-s"],
         )

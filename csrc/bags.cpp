@@ -84,12 +84,12 @@ bool are_bags(const at::Tensor& starts, int64_t count, bool has_end) {
          start[starts.numel() - 1] <= count;
 }
 
-bool is_plain(const at::Tensor& x, at::ScalarType dtype) { return x.scalar_type() == dtype && x.is_contiguous(); }
+bool is_contiguous_of(const at::Tensor& x, at::ScalarType dtype) { return x.scalar_type() == dtype && x.is_contiguous(); }
 
 at::Tensor embedding_bag(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
                          bool include_last_offset, int64_t padding_idx) {
   // ATen's plain sums are generated for the machine.
-  const bool fits = (mode != kSum || padding_idx >= 0) && is_plain(weight, at::kFloat) && is_plain(indices, at::kLong) && is_plain(offsets, at::kLong) &&
+  const bool fits = (mode != kSum || padding_idx >= 0) && is_contiguous_of(weight, at::kFloat) && is_contiguous_of(indices, at::kLong) && is_contiguous_of(offsets, at::kLong) &&
                     weight.dim() == 2 && indices.dim() == 1 &&
                     are_bags(offsets, indices.numel(), include_last_offset) &&
                     all_within(indices.const_data_ptr<int64_t>(), indices.numel(), weight.size(0));

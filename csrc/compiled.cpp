@@ -21,7 +21,7 @@ struct CompiledObject {
   char binds;                  // as an attribute of a class it becomes a bound method, as functions do
 };
 
-CompiledObject* cast(PyObject* self) { return reinterpret_cast<CompiledObject*>(self); }
+CompiledObject* as_compiled(PyObject* self) { return reinterpret_cast<CompiledObject*>(self); }
 
 PyObject* call_on_miss(CompiledObject* self, PyObject* const* args, Py_ssize_t n_args,
                        PyObject* kwarg_names) {
@@ -53,7 +53,7 @@ void move_to_front(std::vector<int32_t>& order, int32_t entry) {
 }
 
 PyObject* compiled_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* kwarg_names) {
-  CompiledObject* self = cast(object);
+  CompiledObject* self = as_compiled(object);
   const Py_ssize_t n_args = PyVectorcall_NARGS(flags);
   if (self->on_miss == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,
@@ -92,23 +92,23 @@ PyObject* compiled_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  cast(self)->vectorcall = compiled_vectorcall;
-  cast(self)->on_miss = Py_NewRef(on_miss);
-  cast(self)->entries = PyTuple_New(0);
-  new (&cast(self)->order) std::vector<int32_t>();
-  cast(self)->binds = 1;
+  as_compiled(self)->vectorcall = compiled_vectorcall;
+  as_compiled(self)->on_miss = Py_NewRef(on_miss);
+  as_compiled(self)->entries = PyTuple_New(0);
+  new (&as_compiled(self)->order) std::vector<int32_t>();
+  as_compiled(self)->binds = 1;
   return self;
 }
 
 PyObject* compiled_descr_get(PyObject* self, PyObject* instance, PyObject*) {
-  if (instance == nullptr || instance == Py_None || !cast(self)->binds) return Py_NewRef(self);
+  if (instance == nullptr || instance == Py_None || !as_compiled(self)->binds) return Py_NewRef(self);
   return PyMethod_New(self, instance);
 }
 
 int compiled_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(cast(self)->dict);
-  Py_VISIT(cast(self)->on_miss);
-  Py_VISIT(cast(self)->entries);
+  Py_VISIT(as_compiled(self)->dict);
+  Py_VISIT(as_compiled(self)->on_miss);
+  Py_VISIT(as_compiled(self)->entries);
   return 0;
 }
 
@@ -122,19 +122,19 @@ void replace_entries(CompiledObject* self, PyObject* entries) {
 }
 
 int compiled_clear(PyObject* self) {
-  Py_CLEAR(cast(self)->dict);
-  Py_CLEAR(cast(self)->on_miss);
-  replace_entries(cast(self), PyTuple_New(0));
+  Py_CLEAR(as_compiled(self)->dict);
+  Py_CLEAR(as_compiled(self)->on_miss);
+  replace_entries(as_compiled(self), PyTuple_New(0));
   return 0;
 }
 
 void compiled_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  if (cast(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
-  Py_CLEAR(cast(self)->dict);
-  Py_CLEAR(cast(self)->on_miss);
-  Py_CLEAR(cast(self)->entries);
-  cast(self)->order.~vector();
+  if (as_compiled(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  Py_CLEAR(as_compiled(self)->dict);
+  Py_CLEAR(as_compiled(self)->on_miss);
+  Py_CLEAR(as_compiled(self)->entries);
+  as_compiled(self)->order.~vector();
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -143,38 +143,38 @@ PyObject* compiled_add_entry(PyObject* self, PyObject* entry) {
     PyErr_Format(PyExc_TypeError, "add_entry expects a lampwork._C.Entry, got %s", Py_TYPE(entry)->tp_name);
     return nullptr;
   }
-  const Py_ssize_t count = PyTuple_GET_SIZE(cast(self)->entries);
+  const Py_ssize_t count = PyTuple_GET_SIZE(as_compiled(self)->entries);
   PyObject* entries = PyTuple_New(count + 1);
   if (entries == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyTuple_SET_ITEM(entries, i, Py_NewRef(PyTuple_GET_ITEM(cast(self)->entries, i)));
+    PyTuple_SET_ITEM(entries, i, Py_NewRef(PyTuple_GET_ITEM(as_compiled(self)->entries, i)));
   }
   PyTuple_SET_ITEM(entries, count, Py_NewRef(entry));
-  replace_entries(cast(self), entries);
+  replace_entries(as_compiled(self), entries);
   Py_RETURN_NONE;
 }
 
 PyObject* compiled_remove_entry(PyObject* self, PyObject* entry) {
-  const py::object list = py::reinterpret_steal<py::object>(PySequence_List(cast(self)->entries));
+  const py::object list = py::reinterpret_steal<py::object>(PySequence_List(as_compiled(self)->entries));
   if (!list) return nullptr;
   const Py_ssize_t position = PySequence_Index(list.ptr(), entry);
   if (position < 0 || PySequence_DelItem(list.ptr(), position) != 0) return nullptr;
   PyObject* entries = PyList_AsTuple(list.ptr());
   if (entries == nullptr) return nullptr;
-  replace_entries(cast(self), entries);
+  replace_entries(as_compiled(self), entries);
   Py_RETURN_NONE;
 }
 
 PyObject* compiled_clear_entries(PyObject* self, PyObject*) {
   PyObject* entries = PyTuple_New(0);
   if (entries == nullptr) return nullptr;
-  replace_entries(cast(self), entries);
+  replace_entries(as_compiled(self), entries);
   Py_RETURN_NONE;
 }
 
 // The first entry whose guards hold for a call, or None.
 PyObject* compiled_match(PyObject* self, PyObject* args) {
-  const py::object entries = py::reinterpret_borrow<py::object>(cast(self)->entries);
+  const py::object entries = py::reinterpret_borrow<py::object>(as_compiled(self)->entries);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries.ptr()); ++i) {
     PyObject* entry = PyTuple_GET_ITEM(entries.ptr(), i);
     const py::object method = py::reinterpret_steal<py::object>(PyObject_GetAttrString(entry, "matches"));
@@ -188,7 +188,7 @@ PyObject* compiled_match(PyObject* self, PyObject* args) {
 
 // A function is copied as itself and pickled by its name; anything else would share what the original holds.
 PyObject* compiled_reduce(PyObject* self, PyObject*) {
-  PyObject* dict = cast(self)->dict;
+  PyObject* dict = as_compiled(self)->dict;
   PyObject* wrapped = dict != nullptr ? PyDict_GetItemString(dict, "__wrapped__") : nullptr;
   PyObject* name = dict != nullptr ? PyDict_GetItemString(dict, "__qualname__") : nullptr;
   if (wrapped != nullptr && PyFunction_Check(wrapped) && name != nullptr) return Py_NewRef(name);
@@ -199,10 +199,10 @@ PyObject* compiled_reduce(PyObject* self, PyObject*) {
   return nullptr;
 }
 
-PyObject* compiled_entries(PyObject* self, void*) { return Py_NewRef(cast(self)->entries); }
+PyObject* compiled_entries(PyObject* self, void*) { return Py_NewRef(as_compiled(self)->entries); }
 
 PyObject* compiled_repr(PyObject* self) {
-  PyObject* name = cast(self)->dict != nullptr ? PyDict_GetItemString(cast(self)->dict, "__name__") : nullptr;
+  PyObject* name = as_compiled(self)->dict != nullptr ? PyDict_GetItemString(as_compiled(self)->dict, "__name__") : nullptr;
   if (name != nullptr) return PyUnicode_FromFormat("<lampwork compiled function %S>", name);
   return PyUnicode_FromFormat("<lampwork compiled function at %p>", self);
 }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kWords = 4;      // of a counter
 constexpr int64_t kCounters = 64;  // side by side
-constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kRandomGrain = 1 << 14;
 
 at::Tensor random_key() {
   auto generator = at::get_generator_or_default<at::CPUGeneratorImpl>(std::nullopt, at::detail::getDefaultCPUGenerator());
@@ -56,7 +56,7 @@ at::Tensor random_words(const at::Tensor& key, at::IntArrayRef size, at::IntArra
   auto* out = words.mutable_data_ptr<int32_t>();
   const auto number = static_cast<uint64_t>(key.item<int64_t>());
   constexpr int64_t kBlock = kWords * kCounters;
-  at::parallel_for(0, (count + kBlock - 1) / kBlock, kGrain / kBlock, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, (count + kBlock - 1) / kBlock, kRandomGrain / kBlock, [&](int64_t begin, int64_t end) {
     uint32_t drawn[kWords][kCounters];
     for (int64_t block = begin; block < end; ++block) {
       draw(number, static_cast<uint64_t>(block * kCounters), static_cast<uint32_t>(part), drawn);

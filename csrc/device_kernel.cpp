@@ -191,7 +191,7 @@ CUresult DeviceKernel::launch(Loaded& kernel, const LaunchShape& shape, int64_t 
 
 namespace {
 
-DeviceKernel& cast(PyObject* self) { return *reinterpret_cast<DeviceKernelObject*>(self)->kernel; }
+DeviceKernel& as_kernel(PyObject* self) { return *reinterpret_cast<DeviceKernelObject*>(self)->kernel; }
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"image", "name", "buffers", "sizes", nullptr};
@@ -214,7 +214,7 @@ PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 }
 
 void kernel_dealloc(PyObject* self) {
-  delete &cast(self);
+  delete &as_kernel(self);
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -222,7 +222,7 @@ PyObject* kernel_load(PyObject* self, PyObject* args) {
   int device = 0;
   if (!PyArg_ParseTuple(args, "i:load", &device)) return nullptr;
   HANDLE_TH_ERRORS
-  cast(self).load(device);
+  as_kernel(self).load(device);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -232,7 +232,7 @@ PyObject* kernel_attribute(PyObject* self, PyObject* args) {
   int device = 0;
   if (!PyArg_ParseTuple(args, "i", &device)) return nullptr;
   HANDLE_TH_ERRORS
-  const DeviceKernel::Loaded& loaded = cast(self).load(device);
+  const DeviceKernel::Loaded& loaded = as_kernel(self).load(device);
   const Driver& driver = Driver::get();
   int value = 0;
   const CUresult error = driver.function_attribute(&value, attribute, loaded.function);
@@ -241,10 +241,10 @@ PyObject* kernel_attribute(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* kernel_name(PyObject* self, void*) { return PyUnicode_FromString(cast(self).name().c_str()); }
+PyObject* kernel_name(PyObject* self, void*) { return PyUnicode_FromString(as_kernel(self).name().c_str()); }
 
 PyObject* kernel_repr(PyObject* self) {
-  return PyUnicode_FromFormat("DeviceKernel('%s')", cast(self).name().c_str());
+  return PyUnicode_FromFormat("DeviceKernel('%s')", as_kernel(self).name().c_str());
 }
 
 PyMethodDef kernel_methods[] = {

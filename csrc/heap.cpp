@@ -11,12 +11,12 @@ namespace lampwork {
 
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kHeapAlignment = 64;
 constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kHeapHugePage = size_t{2} << 20;
 constexpr size_t kReserved = size_t{1} << 30;  // of address space, which costs nothing by itself
 
-size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+size_t round_up_bytes(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 char* map_pages(size_t bytes) {
   void* memory =
@@ -44,7 +44,7 @@ Heap::~Heap() {
 }
 
 c10::DataPtr Heap::allocate(size_t bytes) {
-  const size_t need = round_up(std::max<size_t>(bytes, 1), kAlignment);
+  const size_t need = round_up_bytes(std::max<size_t>(bytes, 1), kHeapAlignment);
   auto block = std::make_unique<Block>();
   {
     const std::lock_guard<ForkMutex> lock(mutex_);
@@ -77,7 +77,7 @@ void Heap::trim() {
   const std::lock_guard<ForkMutex> lock(mutex_);
   for (const auto& [memory, bytes] : free_) {
     const auto begin = reinterpret_cast<uintptr_t>(memory);
-    const size_t skipped = round_up(begin, kPage) - begin;
+    const size_t skipped = round_up_bytes(begin, kPage) - begin;
     if (bytes < skipped + kPage) continue;
     (void)madvise(memory + skipped, (bytes - skipped) / kPage * kPage, MADV_DONTNEED);
   }
@@ -89,9 +89,9 @@ size_t Heap::used() {
 }
 
 void Heap::reserve(size_t bytes) {
-  size_t size = std::max(round_up(bytes, kHugePage), kReserved);
+  size_t size = std::max(round_up_bytes(bytes, kHeapHugePage), kReserved);
   char* memory = map_pages(size);
-  if (memory == nullptr) memory = map_pages(size = round_up(bytes, kHugePage));
+  if (memory == nullptr) memory = map_pages(size = round_up_bytes(bytes, kHeapHugePage));
   TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "lampwork: cannot allocate ", size, " bytes");
   (void)madvise(memory, size, MADV_HUGEPAGE);  // advice only
   reserved_.emplace_back(memory, size);

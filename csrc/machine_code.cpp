@@ -34,7 +34,7 @@ Part part_of(const Elf64_Shdr& section) {
   return (section.sh_flags & SHF_WRITE) != 0 ? kVariables : kConstants;
 }
 
-uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
+uint64_t round_up_address(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
 // The file; every read of it is checked, since it may come from a disk.
 class Object {
@@ -125,7 +125,7 @@ struct Layout {
       }
     }
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    for (size_t part = 0; part < kParts; ++part) begin[part + 1] = begin[part] + round_up(size[part], page);
+    for (size_t part = 0; part < kParts; ++part) begin[part + 1] = begin[part] + round_up_address(size[part], page);
     if (begin[kParts] == 0) fail("it has no code");
     if (begin[kParts] > kMostBytes) fail("it is too large");
     for (const Elf64_Shdr& one : object.sections) {
@@ -150,7 +150,7 @@ struct Layout {
 
  private:
   uint64_t take(Part part, uint64_t bytes, uint64_t alignment) {
-    const uint64_t place = round_up(size[part], alignment);
+    const uint64_t place = round_up_address(size[part], alignment);
     if (bytes > kMostBytes || place > kMostBytes) fail("it is too large");
     size[part] = place + bytes;
     return place;
@@ -289,7 +289,7 @@ struct MachineCodeObject {
   MachineCode* code;
 };
 
-MachineCodeObject* cast(PyObject* self) { return reinterpret_cast<MachineCodeObject*>(self); }
+MachineCodeObject* as_machine_code(PyObject* self) { return reinterpret_cast<MachineCodeObject*>(self); }
 
 PyObject* machine_code_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"object_code", nullptr};
@@ -306,20 +306,20 @@ PyObject* machine_code_new(PyTypeObject* type, PyObject* args, PyObject* kwargs)
   }
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  cast(self)->code = code.release();
+  as_machine_code(self)->code = code.release();
   return self;
   END_HANDLE_TH_ERRORS
 }
 
 void machine_code_dealloc(PyObject* self) {
-  delete cast(self)->code;
+  delete as_machine_code(self)->code;
   Py_TYPE(self)->tp_free(self);
 }
 
 PyObject* machine_code_functions(PyObject* self, void*) {
   PyObject* functions = PyDict_New();
   if (functions == nullptr) return nullptr;
-  for (const auto& [name, address] : cast(self)->code->functions()) {
+  for (const auto& [name, address] : as_machine_code(self)->code->functions()) {
     PyObject* number = PyLong_FromUnsignedLongLong(address);
     if (number == nullptr || PyDict_SetItemString(functions, name.c_str(), number) != 0) {
       Py_XDECREF(number);
@@ -331,7 +331,7 @@ PyObject* machine_code_functions(PyObject* self, void*) {
   return functions;
 }
 
-PyObject* machine_code_bytes(PyObject* self, void*) { return PyLong_FromSize_t(cast(self)->code->bytes()); }
+PyObject* machine_code_bytes(PyObject* self, void*) { return PyLong_FromSize_t(as_machine_code(self)->code->bytes()); }
 
 PyGetSetDef machine_code_getset[] = {
     {"functions", machine_code_functions, nullptr, "The addresses of the functions, by name.", nullptr},

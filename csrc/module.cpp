@@ -23,7 +23,7 @@ namespace lampwork {
 
 namespace {
 
-ExecutableObject* cast(PyObject* self) { return reinterpret_cast<ExecutableObject*>(self); }
+ExecutableObject* as_executable(PyObject* self) { return reinterpret_cast<ExecutableObject*>(self); }
 
 bool same_items(const py::tuple& a, const py::tuple& b) {
   return a.size() == b.size() &&
@@ -41,12 +41,12 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   std::unique_ptr<Executable> executable;
   if (share != Py_None) {
     if (Py_TYPE(share) != &ExecutableType) throw_type_error("share must be a lampwork._C.Executable");
-    const auto theirs = py::reinterpret_borrow<py::tuple>(cast(share)->bound);
+    const auto theirs = py::reinterpret_borrow<py::tuple>(as_executable(share)->bound);
     if (bound != nullptr && !same_items(tensors, theirs)) {
       throw_value_error("programs that share constants must have the same bound tensors");
     }
     tensors = theirs;
-    executable = std::make_unique<Executable>(program, *cast(share)->executable);
+    executable = std::make_unique<Executable>(program, *as_executable(share)->executable);
   } else {
     for (const py::handle tensor : tensors) {
       if (!THPVariable_Check(tensor.ptr())) throw_type_error("bound tensors must be tensors");
@@ -56,24 +56,24 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   const py::object keepalive = py::make_tuple(py::handle(program).attr("keepalive"));
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  cast(self)->executable = executable.release();
-  cast(self)->bound = tensors.inc_ref().ptr();
-  cast(self)->keepalive = keepalive.inc_ref().ptr();
+  as_executable(self)->executable = executable.release();
+  as_executable(self)->bound = tensors.inc_ref().ptr();
+  as_executable(self)->keepalive = keepalive.inc_ref().ptr();
   return self;
   END_HANDLE_TH_ERRORS
 }
 
 int program_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(cast(self)->bound);
-  Py_VISIT(cast(self)->keepalive);
+  Py_VISIT(as_executable(self)->bound);
+  Py_VISIT(as_executable(self)->keepalive);
   return 0;
 }
 
 void program_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  delete cast(self)->executable;
-  Py_CLEAR(cast(self)->bound);
-  Py_CLEAR(cast(self)->keepalive);
+  delete as_executable(self)->executable;
+  Py_CLEAR(as_executable(self)->bound);
+  Py_CLEAR(as_executable(self)->keepalive);
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -83,7 +83,7 @@ PyObject* run_program(PyObject* self, PyObject* inputs, PyObject* scalars, bool 
       py::reinterpret_steal<py::object>(PySequence_Fast(inputs, "run expects a list of tensors"));
   if (!items) return nullptr;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
-  Executable& executable = *cast(self)->executable;
+  Executable& executable = *as_executable(self)->executable;
   const size_t n_all = executable.n_inputs() + executable.n_bound();
   if (static_cast<size_t>(count) != executable.n_inputs() && static_cast<size_t>(count) != n_all) {
     return PyErr_Format(PyExc_TypeError, "the program takes %zu inputs, got %zd", executable.n_inputs(),
@@ -149,7 +149,7 @@ PyObject* program_consume(PyObject* self, PyObject* inputs) {
 PyObject* program_generation(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
   try {
-    return PyLong_FromUnsignedLongLong(cast(self)->executable->generation());
+    return PyLong_FromUnsignedLongLong(as_executable(self)->executable->generation());
   } catch (const RunFailure& failure) {
     raise_runtime_failure(failure.what());
   } catch (const StaleBoundTensor& stale) {
@@ -171,14 +171,14 @@ PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* program_stats(PyObject* self, void*) {
-  const Executable& executable = *cast(self)->executable;
+  const Executable& executable = *as_executable(self)->executable;
   return Py_BuildValue("{s:K,s:K,s:n}", "runs", static_cast<unsigned long long>(executable.runs()),
                        "constant_refreshes",
                        static_cast<unsigned long long>(executable.constant_refreshes()), "arena_bytes",
                        static_cast<Py_ssize_t>(executable.arena_bytes()));
 }
 
-PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bound); }
+PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(as_executable(self)->bound); }
 
 PyMethodDef program_methods[] = {
     {"run", program_run, METH_VARARGS,

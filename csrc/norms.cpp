@@ -16,9 +16,9 @@ namespace lampwork {
 namespace {
 
 // Elements whose squares are summed in their own precision, and which are worth a thread.
-constexpr int64_t kBlock = 16 << 10;
+constexpr int64_t kNormBlock = 16 << 10;
 // Tensors of fewer bytes than this are read with the GIL held.
-constexpr size_t kGilBytes = 32 << 10;
+constexpr size_t kNormGilBytes = 32 << 10;
 
 // Part of one tensor.
 struct Block {
@@ -54,9 +54,9 @@ struct Tensors {
     std::vector<Block> found;
     for (size_t i = 0; i < all.size(); ++i) {
       char* memory = all[i].numel() == 0 ? nullptr : memory_of(all[i]);
-      for (int64_t start = 0; start < all[i].numel(); start += kBlock) {
+      for (int64_t start = 0; start < all[i].numel(); start += kNormBlock) {
         found.push_back({memory + start * static_cast<int64_t>(all[i].itemsize()),
-                         std::min(kBlock, all[i].numel() - start), i});
+                         std::min(kNormBlock, all[i].numel() - start), i});
       }
     }
     return found;
@@ -66,12 +66,12 @@ struct Tensors {
 // Calls `work(i)` for each block, in threads if there is enough to do.
 template <typename Work>
 void for_each(const std::vector<Block>& blocks, size_t bytes, const Work& work) {
-  const ReleaseGil no_gil(bytes > kGilBytes);
+  const ReleaseGil no_gil(bytes > kNormGilBytes);
   const auto count = static_cast<int64_t>(blocks.size());
   const auto run = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) work(static_cast<size_t>(i));
   };
-  if (bytes > kBlock * sizeof(float) && at::get_num_threads() > 1 && !at::in_parallel_region()) {
+  if (bytes > kNormBlock * sizeof(float) && at::get_num_threads() > 1 && !at::in_parallel_region()) {
     at::parallel_for(0, count, 1, run);
   } else {
     run(0, count);

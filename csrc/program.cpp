@@ -30,18 +30,18 @@ namespace lampwork {
 namespace {
 
 // Programs that touch more memory than this, or call ATen, run with the GIL released.
-constexpr int64_t kGilBytes = 32 << 10;
+constexpr int64_t kProgramGilBytes = 32 << 10;
 // ... and those that launch more kernels, of some 2 us each.
 constexpr int64_t kGilLaunches = 32;
 
-[[noreturn]] void invalid(const std::string& what) { throw_value_error("invalid program: " + what); }
+[[noreturn]] void invalid_program(const std::string& what) { throw_value_error("invalid program: " + what); }
 
 Kind kind_of(const std::string& name) {
   static const std::unordered_map<std::string, Kind> kinds = {
       {"input", Kind::Input}, {"bound", Kind::Bound}, {"constant", Kind::Constant}, {"arena", Kind::Arena},
       {"heap", Kind::Heap},   {"fresh", Kind::Fresh}, {"aten", Kind::Aten},         {"view", Kind::View}};
   const auto found = kinds.find(name);
-  if (found == kinds.end()) invalid("unknown value kind '" + name + "'");
+  if (found == kinds.end()) invalid_program("unknown value kind '" + name + "'");
   return found->second;
 }
 
@@ -54,12 +54,12 @@ int64_t spanned_bytes(const Value& value) {
     int64_t reach = 0;
     if (__builtin_mul_overflow(value.shape[i] - 1, value.strides[i], &reach) ||
         __builtin_add_overflow(elements, reach, &elements)) {
-      invalid("a value has more elements than int64 counts");
+      invalid_program("a value has more elements than int64 counts");
     }
   }
   int64_t bytes = 0;
   if (__builtin_mul_overflow(elements, static_cast<int64_t>(c10::elementSize(value.dtype)), &bytes)) {
-    invalid("a value has more bytes than int64 counts");
+    invalid_program("a value has more bytes than int64 counts");
   }
   return bytes;
 }
@@ -78,9 +78,9 @@ c10::DispatchKeySet dense_keys(at::ScalarType dtype, c10::Device device) {
 }
 
 c10::Device read_device(py::handle object) {
-  if (!THPDevice_Check(object.ptr())) invalid("a device is not a torch.device");
+  if (!THPDevice_Check(object.ptr())) invalid_program("a device is not a torch.device");
   const c10::Device device = reinterpret_cast<THPDevice*>(object.ptr())->device;
-  if (!device.is_cpu() && !device.has_index()) invalid("a device has no number");
+  if (!device.is_cpu() && !device.has_index()) invalid_program("a device has no number");
   return device;
 }
 
@@ -89,14 +89,14 @@ Value read_value(py::handle object) {
   value.kind = kind_of(object.attr("kind").cast<std::string>());
   const py::object dtype = object.attr("dtype");
   if (!dtype.is_none()) {
-    if (!THPDtype_Check(dtype.ptr())) invalid("dtype of a value is not a torch.dtype");
+    if (!THPDtype_Check(dtype.ptr())) invalid_program("dtype of a value is not a torch.dtype");
     value.typed = true;
     value.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
   }
   value.device = read_device(object.attr("device"));
   for (const py::handle size : object.attr("shape")) value.shape.push_back(size.cast<int64_t>());
   for (const py::handle stride : object.attr("strides")) value.strides.push_back(stride.cast<int64_t>());
-  if (value.shape.size() != value.strides.size()) invalid("shape and strides of a value differ in length");
+  if (value.shape.size() != value.strides.size()) invalid_program("shape and strides of a value differ in length");
   value.offset = object.attr("offset").cast<int64_t>();
   value.base = object.attr("base").cast<int32_t>();
   value.position = object.attr("position").cast<int32_t>();
@@ -115,8 +115,8 @@ void resolve_roots(std::vector<Value>& values) {
     int64_t bytes = 0;
     for (int32_t steps = 0; values[at].kind == Kind::View; ++steps) {
       const Value& view = values[at];
-      if (view.base < 0 || view.base >= count || steps > count) invalid("a view has no base");
-      if (!view.typed) invalid("a view has no dtype");
+      if (view.base < 0 || view.base >= count || steps > count) invalid_program("a view has no base");
+      if (!view.typed) invalid_program("a view has no dtype");
       bytes += view.offset * static_cast<int64_t>(c10::elementSize(view.dtype));
       at = view.base;
     }
@@ -124,13 +124,13 @@ void resolve_roots(std::vector<Value>& values) {
     value.root_bytes = bytes;
     if (value.kind == Kind::View && value.nbytes > 0) {
       const Value& root = values[at];
-      if (!root.typed) invalid("a view of memory that is known to torch alone");
-      if (bytes < 0 || bytes + value.nbytes > root.nbytes) invalid("a view reaches beyond the memory that it is of");
+      if (!root.typed) invalid_program("a view of memory that is known to torch alone");
+      if (bytes < 0 || bytes + value.nbytes > root.nbytes) invalid_program("a view reaches beyond the memory that it is of");
     }
     if (value.kind == Kind::View) value.device = values[at].device;
     if (value.typed) value.keys = dense_keys(value.dtype, value.device);
     const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Heap || value.kind == Kind::Fresh;
-    if (owns_memory && !value.typed) invalid("an arena, heap or fresh value has no dtype");
+    if (owns_memory && !value.typed) invalid_program("an arena, heap or fresh value has no dtype");
   }
 }
 
@@ -173,17 +173,17 @@ class Reader {
       for (const py::handle object_number : object.attr("values")) {
         const int32_t taken = number(object_number);
         const Kind kind = code_.values[taken].kind;
-        if (kind != Kind::Heap && kind != Kind::Fresh) invalid("memory is taken for what has no memory of its own");
+        if (kind != Kind::Heap && kind != Kind::Fresh) invalid_program("memory is taken for what has no memory of its own");
         take.values.push_back(taken);
       }
       return take;
     }
-    invalid("unknown instruction " + py::repr(object).cast<std::string>());
+    invalid_program("unknown instruction " + py::repr(object).cast<std::string>());
   }
 
   int32_t number(py::handle object) const {
     const auto value = object.cast<int64_t>();
-    if (value < 0 || value >= static_cast<int64_t>(code_.values.size())) invalid("value number out of range");
+    if (value < 0 || value >= static_cast<int64_t>(code_.values.size())) invalid_program("value number out of range");
     return static_cast<int32_t>(value);
   }
 
@@ -203,7 +203,7 @@ class Reader {
     call.grain = std::max<int64_t>(object.attr("grain").cast<int64_t>(), 1);
     if (object.attr("launch").is_none()) {
       const auto address = object.attr("code").attr("address").cast<uintptr_t>();
-      if (address == 0) invalid("a kernel has no address");
+      if (address == 0) invalid_program("a kernel has no address");
       call.function = reinterpret_cast<KernelFunction>(address);
     } else {
       load(call, object);
@@ -211,7 +211,7 @@ class Reader {
     for (const py::handle written : object.attr("outside")) {
       const int32_t root = code_.values[number(written)].root;
       const Kind kind = code_.values[root].kind;
-      if (kind != Kind::Input && kind != Kind::Bound) invalid("memory outside that is none of an input");
+      if (kind != Kind::Input && kind != Kind::Bound) invalid_program("memory outside that is none of an input");
       call.outside.push_back(root);
     }
     return call;
@@ -222,23 +222,23 @@ class Reader {
   void load(KernelCall& call, py::handle object) const {
     const py::object launch = object.attr("launch");
     const py::object kernel = object.attr("code").attr("kernel");
-    if (Py_TYPE(kernel.ptr()) != &DeviceKernelType) invalid("what is to be launched is no kernel of a card");
+    if (Py_TYPE(kernel.ptr()) != &DeviceKernelType) invalid_program("what is to be launched is no kernel of a card");
     const py::tuple block(launch.attr("block"));
-    if (block.size() != 2) invalid("a block has two sides");
+    if (block.size() != 2) invalid_program("a block has two sides");
     call.shape = {{block[0].cast<unsigned>(), block[1].cast<unsigned>()},
                   launch.attr("per_block").cast<int64_t>(),
                   launch.attr("shared").cast<unsigned>()};
-    if (call.shape.per_block < 1 || call.shape.block[0] < 1 || call.shape.block[1] < 1) invalid("an empty block");
+    if (call.shape.per_block < 1 || call.shape.block[0] < 1 || call.shape.block[1] < 1) invalid_program("an empty block");
     DeviceKernel& device_kernel = *reinterpret_cast<DeviceKernelObject*>(kernel.ptr())->kernel;
     if (call.buffers.size() != device_kernel.buffers() || call.sizes.size() != device_kernel.sizes()) {
-      invalid("kernel '" + call.name + "' takes other parameters than it is given");
+      invalid_program("kernel '" + call.name + "' takes other parameters than it is given");
     }
     call.kernel = &device_kernel.load(code_.device ? code_.device->index() : 0, call.shape);
   }
 
   int32_t place(py::handle scalar) const {
     const auto found = scalar.attr("place").cast<int64_t>();
-    if (found < 0 || found >= static_cast<int64_t>(code_.n_scalars)) invalid("a scalar has no valid place");
+    if (found < 0 || found >= static_cast<int64_t>(code_.n_scalars)) invalid_program("a scalar has no valid place");
     return static_cast<int32_t>(found);
   }
 
@@ -261,7 +261,7 @@ class Reader {
       default:
         break;
     }
-    invalid("the argument '" + parameter.name() + "' takes no number: " + type->str());
+    invalid_program("the argument '" + parameter.name() + "' takes no number: " + type->str());
   }
 
   bool is_ref(py::handle object) const { return py::isinstance(object, ref_); }
@@ -308,7 +308,7 @@ class Reader {
         } else if (is_ref(item)) {
           tensors.values.push_back(ref(item));
         } else {
-          invalid("a list argument of " + call.name + " mixes values and constants");
+          invalid_program("a list argument of " + call.name + " mixes values and constants");
         }
       }
     }
@@ -317,7 +317,7 @@ class Reader {
         if (value < 0) continue;
         const Kind root = code_.values[code_.values[value].root].kind;
         call.writes_outside |= root == Kind::Input || root == Kind::Bound;
-        if (root == Kind::Constant) invalid(call.name + " writes to a constant");
+        if (root == Kind::Constant) invalid_program(call.name + " writes to a constant");
       }
     }
     call.tensors.push_back(std::move(tensors));
@@ -346,7 +346,7 @@ class Reader {
       const c10::Argument& parameter = schema.arguments()[i];
       const py::str key(parameter.name());
       if (i < args.size()) {
-        if (parameter.kwarg_only()) invalid("too many positional arguments for " + full_name);
+        if (parameter.kwarg_only()) invalid_program("too many positional arguments for " + full_name);
         argument(call, parameter, args[i]);
       } else if (kwargs.contains(key)) {
         argument(call, parameter, kwargs[key]);
@@ -354,11 +354,11 @@ class Reader {
       } else if (parameter.default_value()) {
         call.arguments.push_back(*parameter.default_value());
       } else {
-        invalid("argument '" + parameter.name() + "' of " + full_name + " is missing");
+        invalid_program("argument '" + parameter.name() + "' of " + full_name + " is missing");
       }
     }
     if (args.size() > schema.arguments().size() || used != kwargs.size()) {
-      invalid("arguments that " + full_name + " does not take");
+      invalid_program("arguments that " + full_name + " does not take");
     }
     const auto& returns = schema.returns();
     const bool aliases =
@@ -369,7 +369,7 @@ class Reader {
       const auto value = out.cast<int64_t>();
       call.outs.push_back(value < 0 ? -1 : number(out));
       if (value >= 0 && code_.values[value].kind != Kind::Aten)
-        invalid("the result of an ATen call is not an aten value");
+        invalid_program("the result of an ATen call is not an aten value");
     }
     return call;
   }
@@ -386,8 +386,8 @@ std::vector<int32_t> positions(const Code& code, Kind kind, size_t count, bool e
     if (value.kind != kind) continue;
     const auto at = static_cast<size_t>(value.position);
     if (value.position >= 0 && at >= found.size() && extend) found.resize(at + 1, -1);
-    if (value.position < 0 || at >= found.size()) invalid("a value has no valid position");
-    if (found[at] != -1) invalid("two values of one position");
+    if (value.position < 0 || at >= found.size()) invalid_program("a value has no valid position");
+    if (found[at] != -1) invalid_program("two values of one position");
     found[at] = static_cast<int32_t>(number);
   }
   return found;
@@ -477,7 +477,7 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   for (const py::handle item : program.attr("undo")) {
     const py::tuple pair = py::reinterpret_borrow<py::tuple>(item);
     const auto at = pair[0].cast<size_t>();
-    if (at >= code->instructions.size()) invalid("there is no such instruction to undo");
+    if (at >= code->instructions.size()) invalid_program("there is no such instruction to undo");
     code->undo.push_back({at, reader.kernel(pair[1])});
   }
   for (const py::handle output : program.attr("outputs")) code->outputs.push_back(reader.number(output));
@@ -496,16 +496,16 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   int64_t bytes = 0, launches = 0;
   for (size_t number = 0; number < code->values.size(); ++number) {
     const Value& value = code->values[number];
-    if (value.kind == Kind::Heap && !taken[number]) invalid("a heap value is never taken");
+    if (value.kind == Kind::Heap && !taken[number]) invalid_program("a heap value is never taken");
     if (value.kind == Kind::Fresh && !taken[number]) code->fresh.push_back(static_cast<int32_t>(number));
     const bool is_device = !value.device.is_cpu();
     if (value.kind == Kind::Arena) {
       const size_t arena = is_device ? code->device_arena_bytes : code->arena_bytes;
-      if (static_cast<size_t>(value.offset + value.nbytes) > arena) invalid("an arena value lies outside the arena");
+      if (static_cast<size_t>(value.offset + value.nbytes) > arena) invalid_program("an arena value lies outside the arena");
       if (is_device) code->device_arena.push_back(static_cast<int32_t>(number));
     }
     const bool owns_memory = value.kind == Kind::Arena || value.kind == Kind::Heap || value.kind == Kind::Fresh;
-    if (owns_memory && is_device && value.device != code->device) invalid("a value lies on another device");
+    if (owns_memory && is_device && value.device != code->device) invalid_program("a value lies on another device");
     if (value.kind != Kind::View && !is_device) bytes += value.nbytes;
   }
   for (const Instruction& instruction : code->instructions) {
@@ -520,7 +520,7 @@ std::unique_ptr<Code> Code::build(py::handle program) {
   code->has_aten = std::any_of(code->instructions.begin(), code->instructions.end(),
                                [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
   code->held = bound_as_tensors(*code);
-  code->releases_gil = code->has_aten || bytes > kGilBytes || launches > kGilLaunches;
+  code->releases_gil = code->has_aten || bytes > kProgramGilBytes || launches > kGilLaunches;
   code->keepalive = program.attr("keepalive");
   return code;
 }

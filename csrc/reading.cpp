@@ -13,8 +13,8 @@ namespace lampwork {
 
 namespace {
 
-// Names in dicts of optimizers, interned as those of attributes are.
-struct Names {
+// OptimizerNames in dicts of optimizers, interned as those of attributes are.
+struct OptimizerNames {
   PyObject* groups = PyUnicode_InternFromString("param_groups");
   PyObject* states = PyUnicode_InternFromString("state");
   PyObject* defaults = PyUnicode_InternFromString("defaults");
@@ -32,8 +32,8 @@ struct Names {
 // What a value is, so that no two sequences of values look alike.
 enum Kind : int64_t { kScalar, kFloat, kTuple, kTensor, kOpaque };
 
-const Names& names() {
-  static const Names interned;
+const OptimizerNames& names() {
+  static const OptimizerNames interned;
   return interned;
 }
 
@@ -109,7 +109,7 @@ bool Reading::read_attributes(PyObject* optimizer) {
 }
 
 bool Reading::read_attribute(PyTypeObject* type, PyObject* key, PyObject* value) {
-  const Names& known = names();
+  const OptimizerNames& known = names();
   if (!PyUnicode_CheckExact(key)) return false;
   objects.push_back(key);
   if (key == known.groups) return PyList_CheckExact(groups_ = value);

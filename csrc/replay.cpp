@@ -331,7 +331,7 @@ struct ReplayObject {
   Replay* replay;
 };
 
-Replay& cast(PyObject* self) { return *reinterpret_cast<ReplayObject*>(self)->replay; }
+Replay& as_replay(PyObject* self) { return *reinterpret_cast<ReplayObject*>(self)->replay; }
 
 void replay_dealloc(PyObject* self) {
   delete reinterpret_cast<ReplayObject*>(self)->replay;
@@ -340,14 +340,14 @@ void replay_dealloc(PyObject* self) {
 
 PyObject* replay_fits(PyObject* self, PyObject* optimizer) {
   HANDLE_TH_ERRORS
-  return PyBool_FromLong(cast(self).fits(optimizer));
+  return PyBool_FromLong(as_replay(self).fits(optimizer));
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* replay_run(PyObject* self, PyObject* optimizer) {
   HANDLE_TH_ERRORS
   try {
-    return PyBool_FromLong(cast(self).run(optimizer));
+    return PyBool_FromLong(as_replay(self).run(optimizer));
   } catch (const RunFailure& failure) {
     raise_runtime_failure(failure.what());
     return nullptr;
@@ -359,7 +359,7 @@ PyObject* replay_prepare(PyObject* self, PyObject* args) {
   PyObject *tape, *units;
   if (!PyArg_ParseTuple(args, "OO:prepare", &tape, &units)) return nullptr;
   HANDLE_TH_ERRORS
-  cast(self).prepare(tape, units);
+  as_replay(self).prepare(tape, units);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

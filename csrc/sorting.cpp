@@ -328,8 +328,8 @@ std::tuple<at::Tensor, at::Tensor> own_sort(const at::Tensor& x, bool descending
 
 // --- topk ----------------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kColumns = 256;  // columns of which each has a first key
-constexpr int64_t kFew = 64;       // the same for few wanted keys
+constexpr int64_t kSortColumns = 256;  // columns of which each has a first key
+constexpr int64_t kSortFew = 64;       // the same for few wanted keys
 constexpr int64_t kSome = 32;      // keys that are looked at together
 constexpr int64_t kPartial = 64;   // elements for each wanted one from which ATen calls std::partial_sort
 
@@ -378,8 +378,8 @@ bool first_of(Scratch<Key>& scratch, int64_t count, int64_t k) {
     return !has_equal(scratch.items.get(), std::min(k + 1, count));
   }
   // At least k keys are up to the k-th of the columns' first ones: few others are.
-  Key first[kColumns];
-  const int64_t columns = k <= kFew / 8 ? kFew : kColumns;
+  Key first[kSortColumns];
+  const int64_t columns = k <= kSortFew / 8 ? kSortFew : kSortColumns;
   if (count < columns || k > columns) return false;
   first_of_columns(keys, first, count, columns);
   std::partial_sort(first, first + k, first + columns);
@@ -398,7 +398,7 @@ template <typename T>
 bool is_fast(int64_t count, int64_t k) {
   if (is_ranked<KeyOf<T>>(count)) return k * kPartial > count;
   if (sizeof(T) <= 2 && (std::is_integral_v<T> || count > kNarrow)) return false;
-  return k <= kFew / 8 ? count >= 8 * kFew : count >= 4 * kColumns && k <= kColumns / 4;
+  return k <= kSortFew / 8 ? count >= 8 * kSortFew : count >= 4 * kSortColumns && k <= kSortColumns / 4;
 }
 
 template <typename T>

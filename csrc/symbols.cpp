@@ -171,7 +171,7 @@ int64_t FloatProgram::evaluate(const int64_t* symbols) const {
 namespace {
 
 // By `kind` of Symbol in capture/model/region.py, and by `op` of Condition in graph/symbols.py.
-const Forms<SymbolKind> kKinds = {{"size", SymbolKind::Size},
+const Forms<SymbolKind> kSymbolKinds = {{"size", SymbolKind::Size},
                                   {"stride", SymbolKind::Stride},
                                   {"int", SymbolKind::Int},
                                   {"float", SymbolKind::Float}};
@@ -186,7 +186,7 @@ Symbols::Symbols(const py::tuple& symbols, const py::tuple& conditions, py::hand
                  GuardProgram& program) {
   for (const py::handle symbol : symbols) {
     const auto name = symbol.attr("kind").cast<std::string>();
-    const Reader reader{form_of(kKinds, "symbol kind", name), symbol.attr("negated").cast<bool>(),
+    const Reader reader{form_of(kSymbolKinds, "symbol kind", name), symbol.attr("negated").cast<bool>(),
                         program.load(symbol.attr("source")), symbol.attr("dim").cast<int64_t>()};
     const bool of_dimension = reader.kind == SymbolKind::Size || reader.kind == SymbolKind::Stride;
     if (of_dimension && reader.dim < 0) throw_value_error("a symbol that is a " + name + " has no dimension");

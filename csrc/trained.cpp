@@ -222,7 +222,7 @@ bool modes_are_on() {
 }
 
 // Whether it is a tensor of torch's own with memory, of no transform, not lazily conjugated or negated.
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_gradient(const at::Tensor& tensor) {
   static const c10::DispatchKeySet plain = [] {
     const c10::InferenceMode normal_tensors(false);  // the first backward may run under inference mode
     return at::empty({0}).key_set();
@@ -260,7 +260,7 @@ class Accumulation : public OutputSink {
  private:
   static bool is_quiet(torch::autograd::AccumulateGrad& leaf) {
     const at::Tensor& grad = leaf.variable.grad();
-    return grad.defined() && is_plain(grad) && !grad.requires_grad() && leaf.pre_hooks().empty() &&
+    return grad.defined() && is_plain_gradient(grad) && !grad.requires_grad() && leaf.pre_hooks().empty() &&
            leaf.post_hooks().empty() && leaf.tensor_pre_hooks().empty() && leaf.retains_grad_hooks().empty() &&
            leaf.tensor_post_acc_grad_hooks() == nullptr;
   }
@@ -341,7 +341,7 @@ class TrainedSegment : public Segment {
       const at::Tensor& grad = grads[i];
       if (grad.defined() != like.has_value()) return false;
       if (!grad.defined()) continue;
-      if (!is_plain(grad) || grad.scalar_type() != like->dtype || grad.sizes() != at::IntArrayRef(like->sizes)) {
+      if (!is_plain_gradient(grad) || grad.scalar_type() != like->dtype || grad.sizes() != at::IntArrayRef(like->sizes)) {
         return false;
       }
       if (grad.strides() == at::IntArrayRef(like->strides)) {
@@ -447,7 +447,7 @@ struct TrainedObject {
   PlanPointer plan;
 };
 
-TrainedObject* cast(PyObject* self) { return reinterpret_cast<TrainedObject*>(self); }
+TrainedObject* as_trained(PyObject* self) { return reinterpret_cast<TrainedObject*>(self); }
 
 template <class Number>
 std::vector<Number> numbers(py::handle items) {
@@ -544,7 +544,7 @@ PyObject* trained_call(PyObject* self, PyObject* const* args, size_t flags, PyOb
     return PyErr_Format(PyExc_TypeError, "a trained region takes a list of tensors");
   }
   HANDLE_TH_ERRORS
-  const PlanPointer plan = cast(self)->plan;
+  const PlanPointer plan = as_trained(self)->plan;
   if (plan == nullptr) Py_RETURN_NONE;  // the garbage collector has cleared it
   if (static_cast<size_t>(PyList_GET_SIZE(args[0])) != plan->keeping.size()) {
     throw_value_error("a trained region takes its inputs and its bound tensors");
@@ -567,14 +567,14 @@ PyObject* trained_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PlanPointer made = read_plan(plan);
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  cast(self)->vectorcall = trained_call;
-  new (&cast(self)->plan) PlanPointer(std::move(made));
+  as_trained(self)->vectorcall = trained_call;
+  new (&as_trained(self)->plan) PlanPointer(std::move(made));
   return self;
   END_HANDLE_TH_ERRORS
 }
 
 int trained_traverse(PyObject* self, visitproc visit, void* arg) {
-  const PlanPointer& plan = cast(self)->plan;
+  const PlanPointer& plan = as_trained(self)->plan;
   if (plan == nullptr || plan.use_count() > 1) return 0;  // nodes hold what it refers to too
   Py_VISIT(plan->forward.ptr());
   Py_VISIT(plan->bound.ptr());
@@ -586,13 +586,13 @@ int trained_traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int trained_clear(PyObject* self) {
-  const PlanPointer plan = std::move(cast(self)->plan);
+  const PlanPointer plan = std::move(as_trained(self)->plan);
   return 0;
 }
 
 void trained_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  cast(self)->plan.~PlanPointer();
+  as_trained(self)->plan.~PlanPointer();
   Py_TYPE(self)->tp_free(self);
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,39 @@ torch.manual_seed(0)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+    parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of each test with many cases run about one in N, the same ones every time",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --update-golden nothing runs but the tests that compare with golden files."""
+    """With --update-golden nothing runs but the tests that compare with golden files; with --share a part of sweeps."""
     if config.getoption("--update-golden"):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+    if config.getoption("--share") > 1:
+        cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+        for item in items:
+            cases[item.nodeid.partition("[")[0]].append(item)
+        kept = {
+            item.nodeid for of_one in cases.values() for item in share(of_one, config.getoption("--share"))
+        }
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
+
+
+FEW = 8
+"""A test with no more cases than this always runs all of them."""
+
+
+def share(cases: list[pytest.Item], parts: int) -> list[pytest.Item]:
+    """About one in `parts` of a test's cases, but never fewer than FEW: those whose names hash lowest, so that a case
+    added or taken away leaves the choice among the others nearly as it is."""
+    count = max(FEW, len(cases) // parts)
+    return sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))[:count]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
