@@ -626,7 +626,7 @@ class Function:
             file, line, cause = record.file, record.line, record.cause
         return RecompileError(
             f"{self.name} would be compiled for this call, which {who} forbids: {cause}",
-            fix=f"call it like this once before {who} is set, or set the stance eager_on_recompile",
+            fix=f"call it like this once before {who.rpartition(' ')[0]} is set, or set the stance eager_on_recompile",
             location=Location(file, line, self.name),
         )
 
