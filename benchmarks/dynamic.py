@@ -70,7 +70,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     static(*inputs)
     dynamic(*inputs_for(other))
     dynamic(*inputs)
-    lampwork.reset()
+    lampwork.reset_stats()
     dynamic(*inputs_for(batch + 1))
     if lampwork.stats()["regions"]:
         raise RuntimeError(f"{name} was compiled for a third batch size")

@@ -197,7 +197,7 @@ def network_measure(bench: Bench, model: nn.Module, inputs: Any) -> Callable[[Ro
             net = bench.moved(copy.deepcopy(model)).to(dtype)
             args = tuple(x.to(dtype) if x.is_floating_point() else x for x in bench.moved(inputs))
             want = net(*args)
-            lampwork.reset()
+            lampwork.reset_stats()
             call = COMPILERS[compiler](net)
             row.setdefault("first_s", {})[compiler], got = bench.clock.seconds(lambda: call(*args))
             judged(row, compiler, got, want, exact_result(net, args))
@@ -270,7 +270,7 @@ def training_measure(bench: Bench, make: Callable[[], Any]) -> Callable[[Row, st
             optimizer.step()
             return loss.detach()
 
-        lampwork.reset()
+        lampwork.reset_stats()
         row.setdefault("first_s", {})[compiler], first = bench.clock.seconds(step)
         losses = row.setdefault("losses", {})[compiler] = [
             float(first),

@@ -71,7 +71,7 @@ def work(names: Sequence[str], device: str) -> None:
             run(
                 lampwork.compile(fn, dynamic=False), pytree.tree_map(lambda x: moved(x, device), call), device
             )
-            lampwork.reset()
+            lampwork.reset_stats()
         print(f"called {name}", flush=True)
     step_of_adamw(device)
     print(f"called {TRAINED}", flush=True)

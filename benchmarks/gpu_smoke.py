@@ -63,7 +63,7 @@ def problem(case: Any, compiled: Any, call: tuple[Any, ...], device: str) -> str
 
     fn = moved(case.fn, device) if isinstance(case.fn, torch.nn.Module) else case.fn
     want = seen(fn, pytree.tree_map(lambda x: moved(x, device), call))
-    lampwork.reset()
+    lampwork.reset_stats()
     got = seen(compiled, pytree.tree_map(lambda x: moved(x, device), call))
     exact = None
     if case.exact:

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import lampwork
 from lampwork import errors, logs
@@ -60,10 +61,10 @@ def options() -> str:
     source = inspect.getsource(Config)
     rows: list[list[str]] = []
     for field in fields(Config):
-        found = re.search(rf'{field.name}: \w+ = .*?\n    """(.*?)"""', source, re.S)
+        found = re.search(rf'{field.name}: \w+\[.*?\] = .*?\n    """(.*?)"""', source, re.S)
         if found is None:
             raise ValueError(f"option {field.name} has no docstring")
-        kind = getattr(field.type, "__name__", str(field.type))
+        kind = get_type_hints(Config)[field.name].__name__
         text = re.sub(r"\s+", " ", found.group(1))
         rows.append([f"`{field.name}`", kind, f"`{field.default!r}`", text])
     return "\n".join(
@@ -73,7 +74,10 @@ def options() -> str:
             GENERATED,
             "",
             "Each is a key of `lampwork.compile(options={...})`, a keyword of `lampwork.config.using(...)` and an",
-            "environment variable `LAMPWORK_<NAME>`, in that order of strength.",
+            "environment variable `LAMPWORK_<NAME>`, in that order of strength. What an option does not take is an",
+            "OptionError where it is given. A wrong variable of the environment, or a `LAMPWORK_…` that nothing",
+            "reads, is warned of once and left out. What `passes` names has to be registered by then; what",
+            "`LAMPWORK_PASSES` names may be registered later.",
             "",
             *table(["option", "type", "default", ""], rows),
             "",

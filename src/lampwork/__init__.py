@@ -6,14 +6,14 @@ model = lampwork.compile(model)
 from __future__ import annotations
 
 from lampwork import config, optimizers, patterns, testing
-from lampwork.api import compile, reset, stats
+from lampwork.api import compile, reset, reset_stats, stats
 from lampwork.approximation import approximate, quantize
 from lampwork.backends.registry import list_backends, register_backend
-from lampwork.capture.state.dynamic import mark_dynamic
-from lampwork.compiled.function import LampworkWarning
+from lampwork.capture.state.asked import allow_in_graph, graph_break, is_compiling
+from lampwork.capture.state.dynamic import mark_dynamic, mark_static
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stance import set_stance
-from lampwork.errors import LampworkError
+from lampwork.errors import LampworkError, LampworkWarning
 from lampwork.inspect import Explanation, explain
 from lampwork.inspect.dry_run import partition
 from lampwork.inspect.rewrites import rewrites
@@ -32,13 +32,17 @@ __all__ = [
     "No",
     "Yes",
     "__version__",
+    "allow_in_graph",
     "approximate",
     "compile",
     "config",
     "disable",
     "explain",
+    "graph_break",
+    "is_compiling",
     "list_backends",
     "mark_dynamic",
+    "mark_static",
     "optimizers",
     "partition",
     "passes",
@@ -48,6 +52,7 @@ __all__ = [
     "register_backend",
     "register_pass",
     "reset",
+    "reset_stats",
     "rewrite",
     "rewrites",
     "sequence",
@@ -57,3 +62,5 @@ __all__ = [
     "testing",
     "why_not",
 ]
+
+config.check_environment()

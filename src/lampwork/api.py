@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast, overload
@@ -17,10 +18,12 @@ from lampwork.backends.protocol import Backend, prepare
 from lampwork.backends.registry import resolve_backends
 from lampwork.capture.model.region import Region
 from lampwork.capture.model.values import StandIn
+from lampwork.checks import nearest
 from lampwork.compiled.function import Function
+from lampwork.compiled.live_functions import alive
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.pipeline import build_entry
-from lampwork.config import Config
+from lampwork.config import ISA_TOLD, Config
 from lampwork.errors import OptionError
 from lampwork.optimizers.instead import instead
 from lampwork.optimizers.steps import compile_step
@@ -38,10 +41,14 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: BackendChoice | Sequence[BackendChoice] = "native",
+    backend: BackendChoice | Sequence[BackendChoice] | None = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: None = None,
 ) -> F: ...
 
 
@@ -51,10 +58,14 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: BackendChoice | Sequence[BackendChoice] = "native",
+    backend: BackendChoice | Sequence[BackendChoice] | None = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -63,15 +74,20 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: BackendChoice | Sequence[BackendChoice] = "native",
+    backend: BackendChoice | Sequence[BackendChoice] | None = "native",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: None = None,
+    **unknown: Any,
 ) -> Any:
     """Make `model`, a function or an `nn.Module`, run faster with the same answers.
 
     Compilation happens later, on the first call with each new kind of arguments. Also works as a decorator, with or
-    without arguments. The keywords are those of `torch.compile`.
+    without arguments. The keywords are those of `torch.compile`, with its meaning.
 
     The result has two more attributes: `entries`, the versions compiled so far, each with its guards, regions and
     stages; and `stages`, the stages of the version compiled last.
@@ -88,38 +104,43 @@ def compile(
         backend: a name from `lampwork.list_backends()`, a Backend object or class, or a function as for
             `torch.compile`: `fn(gm, example_inputs)` receives an fx.GraphModule of ATen operators and returns the
             callable that replaces it. Or a list of these: each operator goes to the first backend that supports it,
-            and the rest runs in eager PyTorch.
+            and the rest runs in eager PyTorch. None is "native".
         mode: "default": fast code by a model of the machine. "max-autotune": by measurement on the first call, with
             the winners kept on disk. "reduce-overhead": results in memory that is used again, so that a call overwrites
             what the one before returned. See the option `mode`.
         options: a mapping from fields of `lampwork.config.Config` to values.
+        name: what logs, records, dumps and stages call the compiled function; by default its own name.
         disable: return `model` unchanged.
+        recompile_limit: how many versions there may be; the same as the option `recompile_limit`. What needs another
+            one runs eager, or raises RecompileError with `fullgraph=True`.
+        isolate_recompiles: accepted for torch's sake. What `compile` returns always has versions, and a limit, of its
+            own, whatever else was compiled from the same function.
+        shapes_spec: refused if it is not None: use `lampwork.mark_dynamic` and `lampwork.mark_static`.
 
     Raises:
-        OptionError: an unknown or ill-typed option, mode or backend, or a model that cannot be called.
+        OptionError: an unknown keyword, option, mode or backend, or a value that one does not take, or a model that
+            cannot be called.
     """
-    checked = check_keywords(fullgraph, dynamic, backend, mode, options, disable)
+    given: dict[str, Any] = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "backend": backend,
+        "mode": mode,
+        "options": options,
+        "name": name,
+        "disable": disable,
+        "recompile_limit": recompile_limit,
+        "isolate_recompiles": isolate_recompiles,
+        "shapes_spec": shapes_spec,
+    }
+    checked = check_keywords(**given, **unknown)
+    # Backends that were named are looked up once, and a mapping may change.
+    given |= {"backend": checked.backends, "options": dict(options or {})}
     if model is None:
-        return functools.partial(
-            compile,
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            backend=checked.backends,
-            mode=mode,
-            options=dict(options or {}),
-            disable=disable,
-        )
+        return functools.partial(compile, **given)
     if isinstance(model, (staticmethod, classmethod)):
         # Under a decorator of the class body: what they wrap is compiled.
-        inner: Any = compile(
-            model.__func__,
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            backend=checked.backends,
-            options=options,
-            disable=disable,
-        )
-        return type(model)(inner)
+        return type(model)(cast(Any, compile(model.__func__, **given)))
     check_model(model, "compile")
     if disable:
         return model
@@ -157,26 +178,50 @@ class Keywords:
     dynamic: bool | None
     backends: tuple[Backend, ...]
     config: Config
+    name: str = ""
 
 
 def check_keywords(
+    *,
     fullgraph: Any = False,
     dynamic: Any = None,
     backend: Any = "native",
     mode: Any = None,
     options: Any = None,
+    name: Any = None,
     disable: Any = False,
+    recompile_limit: Any = None,
+    isolate_recompiles: Any = False,
+    shapes_spec: Any = None,
+    **unknown: Any,
 ) -> Keywords:
     """The keywords of `compile` with names resolved.
 
     Raises:
-        OptionError: an unknown or ill-typed option, mode or backend.
+        OptionError: an unknown keyword, option, mode or backend, or a value that one does not take.
     """
-    for name, value in (("fullgraph", fullgraph), ("disable", disable)):
+    for keyword in unknown:
+        names = [each for each in inspect.signature(check_keywords).parameters if each != "unknown"]
+        option = keyword in config_module.option_names()
+        raise OptionError(
+            f"compile() has no keyword {keyword!r}",
+            fix=f"it is an option: pass options={{{keyword!r}: {unknown[keyword]!r}}}"
+            if option
+            else nearest(keyword, names, "the keywords are"),
+        )
+    flags = {"fullgraph": fullgraph, "disable": disable, "isolate_recompiles": isolate_recompiles}
+    for flag, value in flags.items():
         if type(value) is not bool:
             raise OptionError(
-                f"{name} takes True or False, got {value!r}", fix=f"pass {name}=True or leave it out"
+                f"{flag} takes True or False, got {value!r}", fix=f"pass {flag}=True or leave it out"
             )
+    if name is not None and (type(name) is not str or not name):
+        raise OptionError(f"name takes a text, got {name!r}", fix="leave it out for the function's own name")
+    if shapes_spec is not None:
+        raise OptionError(
+            "shapes_spec is not supported: which sizes are open is said of the tensors themselves",
+            fix="call lampwork.mark_dynamic(tensor, dim) or lampwork.mark_static(tensor, dim), or pass dynamic=True",
+        )
     if dynamic is not None and type(dynamic) is not bool:
         raise OptionError(f"dynamic takes True, False or None, got {dynamic!r}", fix="leave it out for None")
     if options is not None and not isinstance(options, Mapping):
@@ -184,24 +229,27 @@ def check_keywords(
             f"options takes a mapping, got {type(options).__name__}", fix='pass options={"name": value}'
         )
     given = cast("dict[str, Any]", dict(options or {}))
-    if mode is not None:
-        if given.get("mode", mode) != mode:
+    for keyword, value in (("mode", mode), ("recompile_limit", recompile_limit)):
+        if value is None:
+            continue
+        if given.get(keyword, value) != value:
             raise OptionError(
-                f"mode={mode!r}, but option 'mode' is {given['mode']!r}", fix="pass one of the two"
+                f"{keyword}={value!r}, but option {keyword!r} is {given[keyword]!r}",
+                fix="pass one of the two",
             )
-        given["mode"] = mode
+        given[keyword] = value
+    backends = resolve_backends("native" if backend is None else backend)
     config = config_module.with_options(config_module.current(), given)
-    backends = resolve_backends(backend)
-    _require_use(given, config, backends)
-    return Keywords(fullgraph, dynamic, backends, config)
+    _require_use(given, config)
+    return Keywords(fullgraph, dynamic, backends, config, name or "")
 
 
-def _require_use(given: Mapping[str, Any], config: Config, backends: Sequence[Backend]) -> None:
-    """Raise OptionError for an option that means nothing in this mode, or that asks for what this CPU lacks."""
-    if config.isa:
-        for backend in backends:
-            if isinstance(backend, NativeBackend):
-                backend.target(config)
+# What this CPU has, the backend knows that makes code for it.
+ISA_TOLD.tell(lambda name: NativeBackend().target(Config(isa=name)))
+
+
+def _require_use(given: Mapping[str, Any], config: Config) -> None:
+    """Raise OptionError for an option that means nothing in this mode."""
     if "tuning_seconds" in given and not config.tunes:
         raise OptionError(
             f"option 'tuning_seconds' means nothing with mode={config.mode!r}, which measures nothing",
@@ -224,7 +272,7 @@ def function_of(compiled: Any) -> Function:
         TypeError: it was not made by `compile`.
     """
     inner = compiled._lampwork_compiled if isinstance(compiled, CompiledModule) else compiled
-    owner = _owner(inner)
+    owner = _owner(inner.__func__ if isinstance(inner, MethodType) else inner)
     if owner is None:
         raise TypeError(f"{compiled!r} was not made by lampwork.compile")
     return owner
@@ -248,6 +296,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         fullgraph=keywords.fullgraph,
         dynamic=keywords.dynamic,
         quiet=quiet,
+        label=keywords.name,
         stand_in=_stand_in(keywords),
         draws_on_cards=isinstance(keywords.backends[0], NativeBackend),
     )
@@ -279,10 +328,40 @@ def _dress(model: Any, function: Function) -> Any:
 
 
 def stats() -> dict[str, float]:
-    """The counters since the process started or `reset()` was called; `lampwork.counters.Counters` explains each."""
+    """The counters since the process started, `reset()` or `reset_stats()`; `lampwork.counters.Counters` explains
+    each."""
     return counters.snapshot(runtime.stats())
 
 
-def reset() -> None:
-    """Set all counters to zero."""
+def reset_stats() -> None:
+    """Set all counters to zero; what is compiled stays."""
     counters.reset(runtime.stats())
+
+
+def reset(compiled: Any = None) -> None:
+    """Forget what was compiled: the next call compiles anew, as the first one did.
+
+    Versions, records, refusals and sizes seen are dropped, also those of resume functions and callees behind graph
+    breaks. Calls that have begun end with the version that they have; a function that is being compiled just now is
+    reset when that is done. Kernels that other functions use as well, what was measured, and what is registered or set
+    stays.
+
+    Args:
+        compiled: what `compile` returned. Left out: all compiled functions of the process, and the counters too.
+
+    Raises:
+        OptionError: `compiled` was not made by `compile`.
+    """
+    if compiled is None:
+        for one in alive():
+            one.reset()
+        reset_stats()
+        return
+    try:
+        function = function_of(compiled)
+    except TypeError as error:
+        raise OptionError(
+            f"reset() takes what lampwork.compile returned, got {type(compiled).__name__}",
+            fix="pass the compiled function or module, or nothing to reset all of them",
+        ) from error
+    function.reset()

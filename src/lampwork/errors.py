@@ -1,6 +1,11 @@
-"""Every error Lampwork raises: one hierarchy, each with a stable code, the user's line, the cause and the fix."""
+"""Every error Lampwork raises: one hierarchy, each with a stable code, the user's line, the cause and the fix. And its
+one kind of warning."""
 
 from __future__ import annotations
+
+import os
+import sys
+import warnings
 
 from lampwork.records import record
 
@@ -24,6 +29,22 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  (the boundary to code of others)
         return type(error).__name__
+
+
+class LampworkWarning(UserWarning):
+    """Something was left out that does not stop the program: code ran eager that could have been compiled, or a
+    variable of the environment is wrong. The text gives the reason."""
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+
+def warn(text: str) -> None:
+    """Warn at the user's line: that of the call that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, LampworkWarning, stacklevel=level)
 
 
 class LampworkError(Exception):
@@ -76,7 +97,8 @@ class GraphBreakError(CaptureError):
 
 
 class RecompileError(LampworkError):
-    """Under `set_stance("fail_on_recompile")`, a call needs a version that has not been compiled."""
+    """A call needs a version that has not been compiled, and must not be: under `set_stance("fail_on_recompile")`, with
+    the option `error_on_recompile`, or beyond the recompile limit of a function compiled with `fullgraph=True`."""
 
     code = "LW151"
 

@@ -9,38 +9,14 @@ import sys
 from pathlib import Path
 
 from lampwork import config
+from lampwork.config import TOPICS
 from lampwork.errors import OptionError
-
-TOPICS = (
-    "bytecode",
-    "guards",
-    "graph",
-    "passes",
-    "partition",
-    "loops",
-    "llvm",
-    "program",
-    "tuning",
-    "recompiles",
-    "breaks",
-)
 
 
 def topics() -> frozenset[str]:
-    """The topics that are switched on now.
-
-    Raises:
-        OptionError: LAMPWORK_LOGS names an unknown topic.
-    """
+    """The topics that are switched on now."""
     names = {name.strip() for name in config.current().logs.split(",")} - {""}
-    if "all" in names:
-        return frozenset(TOPICS)
-    unknown = sorted(names - set(TOPICS))
-    if unknown:
-        raise OptionError(
-            f"unknown log topic {unknown[0]!r}", fix=f"the topics are {', '.join(TOPICS)} and all"
-        )
-    return frozenset(names)
+    return frozenset(TOPICS) if "all" in names else frozenset(names)
 
 
 def enabled(topic: str) -> bool:
@@ -66,7 +42,7 @@ def dump(region: str, number: int, stage: str, text: str) -> Path | None:
     if not folder:
         return None
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", region)
-    path = Path(folder) / safe / f"{number:02d}-{stage}.txt"
+    path = Path(folder).expanduser() / safe / f"{number:02d}-{stage}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.rstrip() + "\n")

@@ -8,21 +8,23 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import fx
 
 from lampwork.backends.registry import get_backend
-from lampwork.config import current, using
+from lampwork.config import PASSES_TOLD, current, using_config
 from lampwork.errors import Location, OptionError, PassError
 from lampwork.plugins.arrange import DEFAULT_PLACE
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import Place, Registered, registry
+from lampwork.plugins.switches import Switches
 from lampwork.rewriting.apply.driver import Rule, as_rule, rule, rule_of
 from lampwork.rewriting.language.rules import source_of
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import functools
-from lampwork.transforms.pipeline import pass_names, select_passes
+from lampwork.transforms.pipeline import check_switches, pass_names
 from lampwork.verdict import Verdict
 
 Check = Callable[[Match], "Verdict | bool"]
@@ -219,10 +221,9 @@ def passes(switches: str) -> Generator[None]:
     """
     if not isinstance(cast(object, switches), str):
         raise OptionError(f"passes() takes a text, got {switches!r}", fix='write passes("+mine,-algebra")')
-    get_backend("native")  # as in _pass_names
-    select_passes(switches)
+    _check_switches(switches)
     together = ",".join(part for part in (current().passes, switches) if part)
-    with using(passes=together):
+    with using_config(replace(current(), passes=together)):
         yield
 
 
@@ -239,6 +240,14 @@ def _place(after: str, before: str) -> Place | None:
     if anchor not in known:
         raise OptionError(f"no pass is called {anchor!r}", fix=_nearest(anchor, known))
     return Place(anchor, before=bool(before))
+
+
+def _check_switches(switches: str) -> None:
+    get_backend("native")  # as in _pass_names
+    check_switches(switches)
+
+
+PASSES_TOLD.tell(_check_switches, ever=Switches.of)
 
 
 def _pass_names() -> frozenset[str]:

@@ -190,7 +190,7 @@ def check(sample: Sample) -> Outcome:
     """Run a sample eager and compiled and compare: results, arguments afterwards, exceptions."""
     want, want_args, raised = _run(sample.fn, sample)
     drew = _drew(sample.device)
-    lampwork.reset()
+    lampwork.reset_stats()
 
     def program(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
@@ -244,7 +244,7 @@ def check_gradients(sample: Sample) -> Outcome | None:
     if want is None:
         return None
     drew = _drew(sample.device)
-    lampwork.reset()
+    lampwork.reset_stats()
 
     def program(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)

@@ -104,7 +104,7 @@ def difference(call: Call, dynamic: bool) -> str | None:
     copied = opinfo_samples._copied  # pyright: ignore[reportPrivateUsage]
     args, kwargs = copied((call.args, call.kwargs))
     want, raised = run(call.fn, args, kwargs)
-    lampwork.reset()
+    lampwork.reset_stats()
     fn = call.fn
 
     def program(*args: Any, **kwargs: Any) -> Any:

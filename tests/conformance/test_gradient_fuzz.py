@@ -31,7 +31,7 @@ def compiled(text, names):
 @pytest.mark.parametrize("seed", range(START, START + COUNT))
 def test_random_gradients(seed, how, monkeypatch):
     monkeypatch.setattr(autograd, "AHEAD", how == "compiled backward")
-    lampwork.reset()
+    lampwork.reset_stats()
     expected = gradient_programs.play(seed, eager).log
     found = gradient_programs.play(seed, compiled).log
     wrong = gradient_programs.difference(expected, found)

@@ -63,7 +63,7 @@ class Side:
         hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         handler = signal.signal(signal.SIGUSR1, _nothing)
         limit = sys.getrecursionlimit()
-        warn, lampwork.compiled.function._warn = lampwork.compiled.function._warn, self._warned
+        warn, lampwork.compiled.function.warn = lampwork.compiled.function.warn, self._warned
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         try:
             with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):
@@ -88,7 +88,7 @@ class Side:
                 state = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
                 self.events.append(["modes", state == modes, repr(sys.exc_info())])
         finally:
-            lampwork.compiled.function._warn = warn
+            lampwork.compiled.function.warn = warn
             sys.setrecursionlimit(limit)
             sys.unraisablehook = hook
             signal.signal(signal.SIGUSR1, handler)

@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from torch_state import torch_edits
 
 import lampwork
-from lampwork.compiled.function import LampworkWarning
+from lampwork.errors import LampworkWarning
 
 # Enough versions for all the mutations that one pair of twins sees: past the limit there is nothing to try.
 _OPTIONS: Any = {"strict": False, "recompile_limit": 100}

@@ -53,7 +53,7 @@ def against_eager(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[...
         assert str(got.value).splitlines()[0] == str(error).splitlines()[0]
         return lampwork.compile(fn)
     compiled = lampwork.compile(fn)
-    lampwork.reset()
+    lampwork.reset_stats()
     for _ in range(2):
         assert_same(compiled(*given), want)
     assert lampwork.stats()["eager_calls"] == 0

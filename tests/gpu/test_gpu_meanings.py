@@ -78,7 +78,7 @@ def test_attention_is_trained(dtype: torch.dtype, masked: bool) -> None:
     )
     args = (x, mask) if masked else (x,)
     compiled = lampwork.compile(net)
-    lampwork.reset()
+    lampwork.reset_stats()
     want = torch.autograd.grad(net(*args), list(net.parameters()))
     for _ in range(3):
         got = torch.autograd.grad(compiled(*args), list(net.parameters()))
@@ -94,7 +94,7 @@ def makes(x: Tensor) -> Tensor:
 def test_a_default_device_around_calls() -> None:
     x = torch.randn(3, 4, device=gpu.DEVICE)
     compiled = lampwork.compile(makes)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.device(gpu.DEVICE):
         for _ in range(2):
             assert not difference(compiled(x), makes(x))
@@ -108,7 +108,7 @@ def test_a_default_device_before_calls() -> None:
         net = nn.Sequential(nn.Linear(4, 4), nn.GELU())
         x = torch.randn(3, 4)
         trained = lampwork.compile(lambda x: (net(x) * torch.ones(4)).sum())
-        lampwork.reset()
+        lampwork.reset_stats()
         for _ in range(2):
             assert not difference(compiled(x), makes(x))
             (got,) = torch.autograd.grad(trained(x), [net[0].weight])

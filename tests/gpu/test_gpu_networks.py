@@ -77,7 +77,7 @@ def in_dtype(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[torch.Tens
 def test_network_on_gpu(name: str, dtype: torch.dtype) -> None:
     model, inputs = in_dtype(name, dtype)
     compiled = lampwork.compile(model)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad():
         for _ in range(2):
             gpu.assert_near(model, compiled(*inputs), inputs)
@@ -92,7 +92,7 @@ def test_network_under_autocast_on_gpu(name: str, dtype: torch.dtype) -> None:
     model, inputs = network(name)
     compiled = lampwork.compile(model)
     exact = exact_result(model, inputs)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad(), torch.autocast(gpu.DEVICE, dtype):
         for _ in range(2):
             text = difference(compiled(*inputs), model(*inputs), exact)
@@ -104,7 +104,7 @@ def test_network_under_autocast_on_gpu(name: str, dtype: torch.dtype) -> None:
 def test_batches_of_any_size_on_gpu(name: str) -> None:
     model, inputs = network(name)
     compiled = lampwork.compile(model)
-    lampwork.reset()
+    lampwork.reset_stats()
     sizes = (4, 3, 2, 1, 3, 4)
     with torch.no_grad():
         for size in sizes:
@@ -118,7 +118,7 @@ def test_batches_of_any_size_on_gpu(name: str) -> None:
 def test_sequences_of_any_length_on_gpu(name: str) -> None:
     model, (ids,) = network(name)
     compiled = lampwork.compile(model)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad():
         for length in (17, 9, 12, 2, 17):
             gpu.assert_near(model, compiled(ids[:, :length]), (ids[:, :length],))
@@ -143,7 +143,7 @@ def test_channels_last_on_gpu() -> None:
     model = copy.deepcopy(model).to(memory_format=torch.channels_last)
     last = image.contiguous(memory_format=torch.channels_last)
     compiled = lampwork.compile(model)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad():
         gpu.assert_near(model, compiled(last), (last,))
     gpu.assert_compiled(compiled)
@@ -153,7 +153,7 @@ def test_behind_the_front_door_of_torch_on_gpu() -> None:
     model, inputs = network("bert")
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="lampwork")
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad():
         gpu.assert_near(model, compiled(*inputs), inputs)
     assert lampwork.stats()["backend_compiles"] + lampwork.stats()["backend_cache_hits"] >= 1, (

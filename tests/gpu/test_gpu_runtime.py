@@ -136,7 +136,7 @@ def test_captured_by_a_cuda_graph() -> None:
 def test_mode_reduce_overhead() -> None:
     x, y = randn(8, 64), randn(64)
     compiled = lampwork.compile(chain, mode="reduce-overhead")
-    lampwork.reset()
+    lampwork.reset_stats()
     for step in range(5):
         other = x + step
         torch.testing.assert_close(compiled(other, y), chain(other, y))
@@ -159,7 +159,7 @@ def test_threads() -> None:
         except BaseException as error:  # noqa: BLE001  (told to the test)
             failures.append(error)
 
-    lampwork.reset()
+    lampwork.reset_stats()
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 3)]
     for thread in threads:
         thread.start()
@@ -220,7 +220,7 @@ def test_strides_and_empty_tensors() -> None:
         (wide[:1].expand(5, 66), randn(66)), (randn(0, 5), randn(5)), (randn(1, 1), randn(1)), (wide[1:, 1], randn()),
     ):  # fmt: skip
         want, compiled = (x * 2 + y).sum(-1), lampwork.compile(lambda x, y: (x * 2 + y).sum(-1))
-        lampwork.reset()
+        lampwork.reset_stats()
         torch.testing.assert_close(compiled(x, y), want, rtol=1e-5, atol=1e-4)
         gpu.assert_compiled(compiled, kernels=0)
 
@@ -250,7 +250,7 @@ def test_pinned_inputs() -> None:
         return host.to("cuda", non_blocking=True).softmax(-1)
 
     compiled = lampwork.compile(fn)
-    lampwork.reset()
+    lampwork.reset_stats()
     x = torch.randn(33, 65).pin_memory()
     torch.testing.assert_close(compiled(x), fn(x))
     gpu.assert_compiled(compiled)
@@ -288,7 +288,7 @@ def test_a_second_device() -> None:
 
 def test_one_function_on_cpu_and_gpu() -> None:
     compiled = lampwork.compile(chain)
-    lampwork.reset()
+    lampwork.reset_stats()
     for device in ("cpu", gpu.DEVICE, "cpu", gpu.DEVICE):
         x, y = torch.randn(8, 9, device=device), torch.randn(9, device=device)
         result = compiled(x, y)
@@ -327,7 +327,7 @@ def test_random_numbers_are_eager_s() -> None:
 
 def test_open_sizes_need_no_recompilation() -> None:
     compiled = lampwork.compile(chain, dynamic=True)
-    lampwork.reset()
+    lampwork.reset_stats()
     for rows, width in ((5, 33), (130, 9), (3, 1000), (7, 4097), (2, 2)):
         x, y = randn(rows, width), randn(width)
         torch.testing.assert_close(compiled(x, y), chain(x, y))

@@ -43,7 +43,7 @@ def aten_calls(compiled: Callable[..., Any]) -> int:
 def check(fn: Callable[..., Any], *args: Tensor, calls: int = 0) -> None:
     """As near to double precision as eager; integers exactly. `calls`: of ATen, no more."""
     compiled = lampwork.compile(fn)
-    lampwork.reset()
+    lampwork.reset_stats()
     exact = fn(*[each.double() if each.is_floating_point() else each.clone() for each in args])
     for _ in range(2):
         got, want = compiled(*gpu.cloned(args)), fn(*gpu.cloned(args))
@@ -140,7 +140,7 @@ def test_gradients_of_gathers(dtype: torch.dtype) -> None:
 
     x, i, r = numbers(20, 30, dtype=dtype).requires_grad_(), places(20, 90, 30), places(20, 90)
     compiled = lampwork.compile(fn)
-    lampwork.reset()
+    lampwork.reset_stats()
     for _ in range(3):
         (got,) = torch.autograd.grad(compiled(x, i, r), x)
     assert lampwork.stats()["compiled_backwards"] > 0

@@ -113,7 +113,7 @@ def test_gradients_of_a_step_on_gpu(name: str, mode: str) -> None:
     twin, wide = copy.deepcopy(model), widened(model)
     exact = gradients(wide, wide, widened(inputs))
     compiled = lampwork.compile(twin)
-    lampwork.reset()
+    lampwork.reset_stats()
     want = gradients(model, model, inputs, autocast=mode == "autocast")
     for _ in range(2):
         got = gradients(compiled, twin, inputs, autocast=mode == "autocast")
@@ -133,7 +133,7 @@ def test_steps_of_adamw_on_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     model, inputs = made(name)
     twin = copy.deepcopy(model)
     want = trained(model, model, inputs)
-    lampwork.reset()
+    lampwork.reset_stats()
     got = trained(lampwork.compile(twin), twin, inputs)
     assert lampwork.stats()["compiled_backwards"] >= STEPS - 1, lampwork.stats()
     assert got == pytest.approx(want, rel=2e-3), (got, want)
@@ -171,7 +171,7 @@ def test_dropout_draws_eager_s_numbers_on_gpu() -> None:
         return F.dropout(net(x), 0.1).square().mean()
 
     compiled = lampwork.compile(loss)
-    lampwork.reset()
+    lampwork.reset_stats()
     for step in range(3):
         torch.manual_seed(step)
         want = gradients(loss, net, (x,)), gpu.random_states()

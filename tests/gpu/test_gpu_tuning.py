@@ -31,7 +31,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path))
     race.forget()
-    lampwork.reset()
+    lampwork.reset_stats()
     yield tmp_path / "tuning"
     race.forget()
 

@@ -72,7 +72,7 @@ def test_generous_budget_keeps_all(make: Any) -> None:
         rule.error for rule in report.rules
     ) or report.error > 0
     compiled = lampwork.compile(model, fullgraph=True)
-    lampwork.reset()
+    lampwork.reset_stats()
     for batch in batches:
         for ours, eager in zip(call(compiled, batch), call(model, batch), strict=True):
             torch.testing.assert_close(ours, eager, atol=2e-2, rtol=2e-2)  # bfloat16 rounds in other places

@@ -40,7 +40,7 @@ def test_forward(name: str) -> None:
         calls.append(inputs_of(architecture, without=("mask",)))
     with torch.no_grad():
         model(**inputs_of(architecture))  # the library installs hooks of its own at the first call
-        lampwork.reset()
+        lampwork.reset_stats()
         for inputs in calls:
             check(architecture, model, compiled(**copy.deepcopy(inputs)), inputs)
     stats = lampwork.stats()

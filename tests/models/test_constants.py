@@ -128,7 +128,7 @@ def test_a_refresh_is_not_a_recompile():
     x = torch.randn(2, 3, 9, 9)
     with torch.no_grad():
         compiled(x)
-        lampwork.reset()
+        lampwork.reset_stats()
         edit_in_place(model)
         compiled(x)
         compiled(x)
@@ -251,7 +251,7 @@ def test_reading_a_weight_computes_nothing_again():
     x = torch.randn(2, 3, 9, 9)
     with torch.no_grad():
         compiled(x)
-        lampwork.reset()
+        lampwork.reset_stats()
         for _ in range(3):
             model(x)
             copy.deepcopy(model)

@@ -17,7 +17,7 @@ from lampwork.bench.workloads.small import gelu_chain, lerp, masked_softmax, mse
 
 def _compiles(fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **options: Any) -> list[int]:
     """How many regions are compiled after each call; every call's result is compared."""
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(fn, **options)
     counts: list[int] = []
     for args in calls:
@@ -180,7 +180,7 @@ def test_marks() -> None:
     def fn(x: Tensor) -> Tensor:
         return x.softmax(-1) * x.shape[0]
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(fn)
     for n in (8, 9, 10):
         x = torch.randn(n, 5)

@@ -25,7 +25,7 @@ def test_generate(name: str) -> None:
     prompt = inputs_of(architecture, WITHOUT)
     want = twin.generate(**copy.deepcopy(prompt), **GREEDY)
     model.forward = lampwork.compile(model.forward)
-    lampwork.reset()
+    lampwork.reset_stats()
     got = model.generate(**copy.deepcopy(prompt), **GREEDY)
     assert torch.equal(got, want)
     stats = lampwork.stats()

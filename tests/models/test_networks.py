@@ -53,7 +53,7 @@ def test_network_is_right_and_compiled(name, grad):
     model, inputs = tiny(name)
     model.eval()
     compiled = lampwork.compile(model)
-    lampwork.reset()
+    lampwork.reset_stats()
     mode = {
         "no_grad": torch.no_grad(),
         "inference_mode": torch.inference_mode(),

@@ -10,7 +10,7 @@ import lampwork
 
 def agree(fn, *inputs) -> None:
     """Compiled and eager give the same values, dtypes and strides, and every call runs compiled."""
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(fn)
     for _ in range(2):
         got, want = compiled(*inputs), fn(*inputs)

@@ -41,7 +41,7 @@ def agree(make: Any, *calls: tuple[Any, ...], state: Any = None, breaks: bool = 
     torch.manual_seed(1)
     original = make()
     compiled = lampwork.compile(original)
-    lampwork.reset()
+    lampwork.reset_stats()
     for args in calls:
         ours, theirs = copy.deepcopy(args), copy.deepcopy(args)
         torch.manual_seed(2)

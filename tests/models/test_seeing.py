@@ -57,7 +57,7 @@ def test_logs_print_topics(monkeypatch, capsys):
 
 
 def test_counters():
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(softmax_like)
     compiled(torch.randn(3, 8), torch.randn(8))
     compiled(torch.randn(3, 8), torch.randn(8))
@@ -82,5 +82,5 @@ def test_counters():
     }
     assert stats["compiled_calls"] == 3 and stats["regions"] == 2 and stats["recompiles"] == 1
     assert 0 < stats["compile_seconds"] < 30
-    lampwork.reset()
+    lampwork.reset_stats()
     assert not any(lampwork.stats().values())

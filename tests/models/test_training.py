@@ -75,7 +75,7 @@ def when(request, monkeypatch):
     """When backward is compiled."""
     if request.param == "ahead":
         monkeypatch.setattr(autograd, "AHEAD", True)
-    lampwork.reset()
+    lampwork.reset_stats()
     return request.param
 
 
@@ -226,7 +226,7 @@ def test_training_resumes_from_a_checkpoint(when):
 
     models: list[tuple[nn.Module, nn.Module]] = []
     for again in (False, True):
-        lampwork.reset()
+        lampwork.reset_stats()
         assert_same_training(lambda *args: loop(*args, again))
         assert_compiled()
 

@@ -94,7 +94,7 @@ def test_transformers_trainer(tmp_path, options):
     model = classifier()
     model.forward = lampwork.compile(model.forward)
     ours = trainer(tmp_path / "ours", model, **options)
-    lampwork.reset()
+    lampwork.reset_stats()
     ours.train()
     assert_same_losses(losses_of(ours), losses_of(plain), 1e-2 if "bf16" in options else 1e-5)
     assert_compiled(STEPS, eager=6, segments=2)  # of the loss and of the scores
@@ -109,7 +109,7 @@ def test_transformers_trainer_resumes(tmp_path):
     model = classifier()
     model.forward = lampwork.compile(model.forward)
     ours = trainer(tmp_path / "ours", model)
-    lampwork.reset()
+    lampwork.reset_stats()
     ours.train(resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-10"))
     assert ours.state.global_step == STEPS
     assert_same_losses(losses_of(ours), losses_of(plain))
@@ -122,7 +122,7 @@ def test_transformers_trainer_with_torchs_capture(tmp_path):
     model = classifier()
     model.compile(backend="lampwork")
     ours = trainer(tmp_path / "ours", model)
-    lampwork.reset()
+    lampwork.reset_stats()
     ours.train()
     assert_same_losses(losses_of(ours), losses_of(plain))
     assert_compiled(STEPS, eager=8, segments=2)
@@ -200,7 +200,7 @@ def fit(compiled: str, **options) -> list[float]:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_lightning_trainer(compiled, options):
     want = fit("", **options)
-    lampwork.reset()
+    lampwork.reset_stats()
     assert_same_losses(fit(compiled, **options), want)
     assert_compiled(STEPS, eager=4)
 
@@ -227,6 +227,6 @@ def test_plain_loop():
         return losses
 
     want = run(lambda net: net)
-    lampwork.reset()
+    lampwork.reset_stats()
     assert_same_losses(run(lampwork.compile), want)
     assert_compiled(STEPS, eager=4)

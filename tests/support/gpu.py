@@ -44,7 +44,7 @@ def kernel_calls(compiled: Callable[..., Any]) -> int:
 def assert_compiled(
     compiled: Callable[..., Any], calls: int = 1, *, kernels: int = 1, partial: bool = False
 ) -> None:
-    """All calls since `lampwork.reset()`, so many, ran compiled, with so many calls of generated kernels at least.
+    """So many calls since `lampwork.reset_stats()`, and all of them, ran compiled, by so many kernels of ours at least.
 
     partial: they have graph breaks.
     """
@@ -74,7 +74,7 @@ def check(fn: Callable[..., Any], *args: Any, kernels: int = 1, partial: bool = 
         return call(*inputs), list(inputs)
 
     compiled = lampwork.compile(fn)
-    lampwork.reset()
+    lampwork.reset_stats()
     for number in range(calls):
         want, got = cloned(args), cloned(args)
         torch.manual_seed(number)

@@ -24,7 +24,7 @@ import torch
 from snapshot import Snapshot, difference
 
 import lampwork
-from lampwork.compiled.function import LampworkWarning
+from lampwork.errors import LampworkWarning
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 # Codes of records that mean a fault of ours: never right, whatever the program expects.

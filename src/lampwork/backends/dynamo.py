@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import ShortenTraceback
 from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from lampwork.errors import OptionError
 
 
 def lampwork_backend(
@@ -26,6 +29,9 @@ def lampwork_backend(
         gm: the captured graph, over torch functions.
         example_inputs: one per placeholder: tensors (fake or real) and ints.
         mode, options: those given to `torch.compile`; they mean what they mean to `lampwork.compile`.
+
+    Raises:
+        OptionError: one of these is wrong, at the first call, as torch.compile does not look at them before.
     """
     from lampwork.api import compile
 
@@ -33,9 +39,11 @@ def lampwork_backend(
     _LazyGraphModule.force_recompile(gm)
     static = _static_inputs(gm)
     # `forward`, not the module: a GraphModule's own __call__ only adds error reports.
-    inner = compile(
-        cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static)), mode=mode, options=options
-    )
+    target = cast(Callable[..., Any], gm.forward if not static else _Bound(gm, static))
+    try:
+        inner = compile(target, mode=mode, options=options)
+    except OptionError as error:
+        raise _RefusedOption(error) from None
     if not static:
         return inner
     numbers = [i for i in range(len(example_inputs)) if i not in static]
@@ -48,6 +56,15 @@ def lampwork_backend(
         return inner(*[inputs[i] for i in numbers])
 
     return call
+
+
+class _RefusedOption(OptionError, ShortenTraceback):
+    """An OptionError that TorchDynamo hands on as it is, where it would wrap any other in one of its own."""
+
+    def __init__(self, error: OptionError) -> None:
+        self.code, self.cause, self.fix, self.location = error.code, error.cause, error.fix, error.location
+        # The frame is where a traceback would be cut.
+        ShortenTraceback.__init__(self, str(self), first_useful_frame=None)
 
 
 def _static_inputs(gm: fx.GraphModule) -> dict[int, Tensor]:

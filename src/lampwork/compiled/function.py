@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -35,7 +33,15 @@ from lampwork.compiled.stages import Stages
 from lampwork.compiled.stance import current_stance
 from lampwork.compiled.versions import Versions, owner_of, replaced
 from lampwork.config import Config, using_config
-from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError, text_of
+from lampwork.errors import (
+    CaptureError,
+    GraphBreakError,
+    LampworkError,
+    Location,
+    RecompileError,
+    text_of,
+    warn,
+)
 from lampwork.garbage import without_collections
 from lampwork.locks import in_child, new_lock
 from lampwork.plugins.registry import registry
@@ -46,8 +52,6 @@ from lampwork.standard import itertools
 
 Build = Callable[[Region, "Function", Stages], Any]
 
-
-_HERE = os.path.dirname(__file__) + os.sep
 
 _ATTEMPTS = 3
 """How often a call is captured whose objects other threads change while it is."""
@@ -70,15 +74,12 @@ def _nothing() -> None:
     return None
 
 
-class LampworkWarning(UserWarning):
-    """Code ran eager that could have been compiled; the text is the record with the reason."""
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Function:
     """One function or module with its compiled versions.
 
-    `name`: the qualified name, unique among the resume functions and callees of one root.
+    `name`: the qualified name, or the `label` given in its place, unique among the resume functions and callees of one
+    root.
     `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
     `build` turns a captured region into an entry (pipeline.py); `prepare` is called when one is about to be captured.
     `root` is false for resume functions and for callees compiled around a break: their calls are parts of the root's
@@ -99,6 +100,7 @@ class Function:
     fullgraph: bool = False
     root: bool = True
     quiet: bool = False
+    label: str = ""
     fn: Callable[..., Any] = field(init=False)
     name: str = ""
     compiled: Any = None
@@ -116,6 +118,7 @@ class Function:
     _raised: int = 0  # captures in a row that ended in an exception
     _met: dict[int, weakref.ref[Any]] = field(default_factory=dict[int, "weakref.ref[Any]"])
     _busy: bool = False  # compiling, in the thread that holds the lock
+    _to_reset: bool = False  # as soon as nobody holds the lock
     _callees: CompiledCallees | None = None
     _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
     _options: CaptureOptions = field(default_factory=CaptureOptions)
@@ -126,8 +129,9 @@ class Function:
         target = target_of(self.original)
         self.fn = self.original if target.python else _calling(self.original)
         # Two breaks of one line have resume functions of one name.
-        number = next(n for n in itertools.count(1) if _numbered(target.name, n) not in self._names)
-        self.name = _numbered(target.name, number)
+        name = self.label or target.name
+        number = next(n for n in itertools.count(1) if _numbered(name, n) not in self._names)
+        self.name = _numbered(name, number)
         self._names.add(self.name)
 
     @staticmethod
@@ -139,13 +143,14 @@ class Function:
         fullgraph: bool,
         root: bool = True,
         quiet: bool = False,
+        label: str = "",
         dynamic: bool | None = None,
         stand_in: StandIn | None = None,
         draws_on_cards: bool = False,
         names: set[str] | None = None,
     ) -> Function:
         function = Function(
-            fn, config, build, fullgraph, root, quiet, _names=set() if names is None else names
+            fn, config, build, fullgraph, root, quiet, label, _names=set() if names is None else names
         )
         function.compiled = Compiled(function.on_miss)
         function.compiled.stages = Stages(f"{function.name}, not called yet")
@@ -173,7 +178,11 @@ class Function:
         # At the end of the process modules are taken apart, ours among them.
         if stance == "force_eager" or sys.is_finalizing():
             return self.instead(args)
-        if self.entries.owned and (entry := self.entries.match(args, kwargs)) is not None:
+        if (
+            self.entries.owned
+            and not self._to_reset
+            and (entry := self.entries.match(args, kwargs)) is not None
+        ):
             return entry
         if self.refused:
             return self.instead(args)
@@ -183,13 +192,13 @@ class Function:
         if isinstance(self.original, Resume) and (waited := after_waiting(self.original, args)) is not None:
             return self.compiled(*waited, **kwargs)
         if stance == "fail_on_recompile":
-            raise self._forbidden(args, kwargs)
+            raise self._forbidden(args, kwargs, "the stance fail_on_recompile")
         if stance == "eager_on_recompile":
             return self.instead(args)
         seen = self.versions
         raised: ProgramRaised | None = None
         remembered: _Raising | None = None
-        with self._lock, self._under_one_set() as moved:
+        with self._locked(), self._under_one_set() as moved:
             # If another thread compiled something while we waited, that may be what this call needs.
             entry = self._match(args, kwargs) if moved or self.versions != seen else None
             try:
@@ -248,9 +257,56 @@ class Function:
 
     def follow(self) -> None:
         """Serve the versions made with the plug-ins that are on now; keep the other versions aside."""
-        with self._lock:
+        with self._locked():
             if not self._busy:
                 self._adopt()
+
+    def reset(self) -> None:
+        """Forget what was compiled, here and in the functions compiled for this one. Where something is being compiled
+        just now, that is done first, and by whoever compiles: nobody waits, as who compiles may wait for the caller."""
+        for function in list(self.tree()):
+            function._to_reset = True
+            function._reset_if_free()
+
+    def _reset_if_free(self) -> None:
+        if self._to_reset and self._lock.acquire(blocking=False):
+            try:
+                if self._to_reset and not self._busy:
+                    self._forget()
+            finally:
+                self._lock.release()
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Hold the lock, and reset before and after if somebody asked for it meanwhile."""
+        try:
+            with self._lock:
+                if self._to_reset and not self._busy:
+                    self._forget()
+                yield
+        finally:
+            self._reset_if_free()
+
+    def _forget(self) -> None:
+        self._to_reset = False
+        for entries, _ in (*self._aside.values(), (self.entries, self.refused)):
+            entries.drop()
+        self.entries, self.refused = Versions(), False
+        self._aside.clear()
+        for kept in (self.records, self.refusals, self.recompiles):
+            kept.clear()
+        if self.root:
+            # The children go with these, unless a call of theirs is under way, or another root's is.
+            self.family.clear()
+            self._names.clear()
+            self._names.add(self.name)
+        self.children.clear()
+        self._raised, self._callees = 0, None
+        self._met = {}
+        dynamic = self._options.dynamic
+        fresh = Dynamic(None if dynamic is None else dynamic.mode)
+        self._options = replace(self._options, dynamic=fresh, trains_dtensors=True)
+        self._serve()
 
     @contextmanager
     def _under_one_set(self) -> Generator[bool]:
@@ -385,9 +441,14 @@ class Function:
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an entry for this call was made and added; if not, it is to run eager."""
+        if self.config.error_on_recompile and self.versions:
+            raise self._forbidden(args, kwargs, "the option error_on_recompile")
         limit = self.config.recompile_limit
         if self.entries.count_for((*args, *kwargs.values())) >= limit:
             record = limit_record(self.fn, self.name, limit)
+            if self.fullgraph:
+                location = Location(record.file, record.line, self.name)
+                raise RecompileError(record.cause, fix=record.fix, location=location, code=record.code)
             # Where versions are for modules among the arguments, each module has its own limit.
             (self._refuse if self.versions <= limit else self._note)(record)
             return False
@@ -459,7 +520,7 @@ class Function:
             self.records.append(record)
             logs.emit("recompiles", str(record))
             if not self.quiet:
-                _warn(f"{self.name}: {record}")
+                warn(f"{self.name}: {record}")
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
         with beyond_function_modes():
@@ -549,14 +610,14 @@ class Function:
         self.refusals.append(record)
         logs.emit("breaks", str(record))
         if not self.quiet:
-            _warn(f"{self.name} {outcome}: {record}")
+            warn(f"{self.name} {outcome}: {record}")
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record | None:
         versions = [Version(i, entry.region, entry.served) for i, entry in enumerate(self.entries)]
         return describe_miss(self.fn, self.name, versions, args, kwargs)
 
-    def _forbidden(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecompileError:
-        """The error of a call that would compile where a stance forbids it."""
+    def _forbidden(self, args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> RecompileError:
+        """The error of a call that would compile where a stance or an option, `who`, forbids it."""
         record = self._miss(args, kwargs)
         if record is None:
             file, line = target_of(self.fn).place
@@ -564,8 +625,8 @@ class Function:
         else:
             file, line, cause = record.file, record.line, record.cause
         return RecompileError(
-            f"{self.name} would be compiled for this call, which the stance fail_on_recompile forbids: {cause}",
-            fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
+            f"{self.name} would be compiled for this call, which {who} forbids: {cause}",
+            fix=f"call it like this once before {who.rpartition(' ')[0]} is set, or set the stance eager_on_recompile",
             location=Location(file, line, self.name),
         )
 
@@ -591,14 +652,6 @@ def _repair() -> None:
 
 
 in_child(_repair)
-
-
-def _warn(text: str) -> None:
-    """Warn at the user's line: that of the call that led here."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, LampworkWarning, stacklevel=level)
 
 
 def _numbered(name: str, number: int) -> str:

@@ -18,6 +18,10 @@ class Following(Protocol):
         """Serve the versions made under the plug-ins that are on now."""
         ...
 
+    def reset(self) -> None:
+        """Forget what was compiled."""
+        ...
+
     def forked(self) -> None:
         """Make good, in a forked child, what other threads of the parent were in the middle of."""
         ...

@@ -81,6 +81,7 @@ class Versions:
     owners: int = 0
     made: int = 0
     retired: int = 0
+    _holders: list[weakref.ref[_Held]] = field(default_factory=list["weakref.ref[_Held]"])
     _number: int = field(default_factory=_numbers.__next__)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -140,6 +141,16 @@ class Versions:
         self.made -= len(self.items) - count
         del self.items[count:]
 
+    def drop(self) -> None:
+        """Drop all versions, those too that their owners hold."""
+        for found in self._holders:
+            held = found()
+            if held is not None:
+                held.pop(self._number, None)
+        self._holders.clear()
+        self.owned = {}
+        self.items.clear()
+
     def serve(self, compiled: Compiled) -> None:
         """Make the runtime serve the versions without owners, and no others."""
         compiled.clear()
@@ -160,7 +171,9 @@ class Versions:
         if type(held) is not _Held:
             held = _Held()
             place.__dict__[_HELD] = held
-        self.owners += self._number not in held
+        if self._number not in held:
+            self.owners += 1
+            self._holders.append(weakref.ref(held))
         served, entries = held.setdefault(self._number, (Compiled(_no_entry), []))
         served.add_entry(entry.served)
         entries.append(entry)
@@ -172,6 +185,7 @@ class Versions:
         if len(alive) != len(self.items):
             self.items[:] = alive
             self.owned = {key: found for key, found in self.owned.items() if found() is not None}
+            self._holders = [found for found in self._holders if found() is not None]
 
 
 def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from typing import ClassVar, Protocol, cast
@@ -15,7 +15,7 @@ from torch import fx
 
 from lampwork import logs
 from lampwork.config import Config, current
-from lampwork.errors import LampworkError, NumericPassError, OptionError, PassError
+from lampwork.errors import LampworkError, NumericPassError, OptionError, PassError, warn
 from lampwork.graph.copying import copy_graph, restore_graph
 from lampwork.graph.verify import verify
 from lampwork.plugins.arrange import arrange
@@ -121,25 +121,48 @@ def with_backend_passes(steps: Sequence[Pass], backend_passes: BackendPasses) ->
     return found
 
 
+def check_switches(switches: str, backend_passes: BackendPasses = ()) -> None:
+    """
+    Raises:
+        OptionError: "-algebra,+some-pass" has a name that is unknown, or one without a sign.
+    """
+    for name, fix in _unknown(switches, backend_passes):
+        raise OptionError(f"passes={switches!r}: no pass or rewrite is called {name!r}", fix=fix)
+
+
+def _unknown(switches: str, backend_passes: BackendPasses) -> Iterator[tuple[str, str]]:
+    """Each name in `switches` that nothing has or had, with a fix."""
+    states = Switches.of(switches).states
+    known = pass_names() | {step.name for step, _ in backend_passes} if states else frozenset[str]()
+    for name in states:
+        if name not in known and name not in registry().names() and name not in tree_rules():
+            near = difflib.get_close_matches(name, [*known, *registry().names(), *tree_rules()], n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            yield (
+                name,
+                f"{hint}the passes are {', '.join(sorted(known))}; what you register has to be there by then",
+            )
+
+
+@lru_cache(maxsize=256)
+def _warn_of_unknown(switches: str, name: str, fix: str) -> None:
+    warn(f"passes={switches!r}: no pass or rewrite is called {name!r}, which is left out\n  fix: {fix}")
+
+
 def select_passes(
     switches: str, selection: Selection | None = None, backend_passes: BackendPasses = ()
 ) -> tuple[Pass, ...]:
     """The passes that `switches` ("-algebra,+some-pass") leaves on, and in their places those of backends, and of
-    `selection`, which is what users registered (that which is on now, if left out).
+    `selection`, which is what users registered (that which is on now, if left out). Options are held to
+    `check_switches` where they are given; what LAMPWORK_PASSES names may be registered any time later, so here a name
+    that is unknown still is warned of, once.
 
     Raises:
-        OptionError: an unknown name, or one without a sign.
+        OptionError: a name has no sign.
     """
+    for name, fix in _unknown(switches, backend_passes):
+        _warn_of_unknown(switches, name, fix)
     states = Switches.of(switches)
-    known = pass_names() | {step.name for step, _ in backend_passes} if states.states else frozenset[str]()
-    for name in states.states:
-        if name not in known and name not in registry().names() and name not in tree_rules():
-            near = difflib.get_close_matches(name, [*known, *registry().names(), *tree_rules()], n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise OptionError(
-                f"passes={switches!r}: no pass or rewrite is called {name!r}",
-                fix=f"{hint}the passes are {', '.join(sorted(known))}",
-            )
     steps = [
         *with_backend_passes(default_passes(), backend_passes),
         *(p for p in optional_passes() if states.on(p.name, False)),
@@ -172,7 +195,7 @@ def run_passes(
     `config.verify` the graph is checked after each pass.
 
     Raises:
-        OptionError: `config.passes` is wrong.
+        OptionError: a name in `config.passes` has no sign.
         PassError: a pass failed or left an invalid graph; it names the pass.
     """
     config = config or current()

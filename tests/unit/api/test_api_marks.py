@@ -49,7 +49,7 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("inner", [marked, shy, lampwork.disable(look), lampwork.disable(Head().forward)])
 def test_a_call_of_it_is_a_break(inner):
-    lampwork.reset()
+    lampwork.reset_stats()
     SEEN.clear()
     compiled = lampwork.compile(lambda x: inner(x * 2) * 3)
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_modules_are_marked_themselves():
     head = Head()
     assert lampwork.disable(head) is head
     assert torch.equal(pickle.loads(pickle.dumps(head))(X), X + 1)
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(Model(head))
     assert torch.equal(compiled(X), (X * 2 + 1) * 3)
     assert lampwork.stats()["breaks"] == 1 and compiled.entries[0].breaks[0].code == "LW113"

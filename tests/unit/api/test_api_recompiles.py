@@ -261,7 +261,7 @@ def test_they_are_logged(capsys):
 
 def test_the_limit():
     compiled = lampwork.compile(scaled, dynamic=False, options={"recompile_limit": 3})
-    lampwork.reset()
+    lampwork.reset_stats()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (2, 3, 4, 5, 6, 2, 3):

@@ -43,7 +43,7 @@ def test_function(probe):
 
 @pytest.mark.parametrize("spelling", ["eager", "force-eager", "force_eager"])
 def test_context(probe, spelling):
-    lampwork.reset()
+    lampwork.reset_stats()
     with lampwork.set_stance(spelling):
         assert not probe(X)[1]
         assert current_stance() == "force_eager"

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[LampworkError], str]] = {
     "negative budget": (
         compiled(mode="max-autotune", options={"tuning_seconds": -1}),
         OptionError,
-        "'tuning_seconds' takes a number of seconds, 0 or more, got -1.0",
+        "'tuning_seconds' takes a number of seconds, 0 or more, got -1",
     ),
     "no budget": (
         compiled(mode="max-autotune", options={"tuning_seconds": float("nan")}),
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[LampworkError], str]] = {
     "instruction set": (
         compiled(options={"isa": "avx1024"}),
         OptionError,
-        "isa=avx1024 is not an instruction",
+        "'isa' takes .*got 'avx1024'",
     ),
     "explain of None": (lambda: lampwork.explain(None), OptionError, r"explain\(\) takes .*got NoneType"),
     "explain of a class": (lambda: lampwork.explain(nn.Linear), OptionError, r"explain\(\) takes a module"),
@@ -138,9 +138,8 @@ def test_a_limit_longer_than_any_timer_is_none() -> None:
 
 
 def test_a_dump_that_cannot_be_written_is_the_options_fault() -> None:
-    compiled = lampwork.compile(fn, options={"dump": __file__, "strict": True})
     with pytest.raises(OptionError, match="option 'dump' takes a folder to write to, got"):
-        compiled(X)
+        lampwork.compile(fn, options={"dump": __file__})
 
 
 def test_a_pass_that_drops_specs_left_an_invalid_graph() -> None:

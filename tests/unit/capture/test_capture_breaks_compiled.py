@@ -36,7 +36,7 @@ def compare(compiled, fn, args):
 
 @pytest.mark.parametrize(("fn", "args"), ALL, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(ALL)])
 def test_as_eager(fn, args):
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(fn)
     for _ in range(3):
         compare(compiled, fn, args)
@@ -49,7 +49,7 @@ def test_ten_thousand_breaks():
             print(i)
         return x
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(loop)
     compare(compiled, loop, (X, 10_000))
     regions = lampwork.stats()["regions"]
@@ -65,7 +65,7 @@ def test_ten_thousand_breaks_that_use_the_counter():
             print(i)
         return x
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(loop)
     compare(compiled, loop, (X, 10_000))
     assert lampwork.stats()["regions"] <= 20
@@ -77,7 +77,7 @@ def test_while_on_data():
             x = x * 1.01 + 0.5
         return x
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(loop)
     compare(compiled, loop, (X,))
     assert lampwork.stats()["regions"] <= 4
@@ -117,7 +117,7 @@ class Encoder(nn.Module):
 def test_an_encoder_that_prints_in_each_layer(n):
     torch.manual_seed(0)
     model = Encoder(n)
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(model)
     args = (torch.randn(2, 5, 8), torch.ones(2, 5, 1))
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_deep_recursion_of_breaks_in_callees():
         print(n)
         return down(x + 1, n - 1) * 0.5
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compare(lampwork.compile(down), down, (X, 50))
 
 
@@ -148,7 +148,7 @@ def test_gradients_through_breaks():
             print(i)
         return x.sum()
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(f)
     weights = [torch.eye(3, requires_grad=True) for _ in range(2)]
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_many_threads_in_one_loop():
                 x = x * 0
         return x
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(loop)
     results, errors = {}, []
 
@@ -204,7 +204,7 @@ def test_a_race_leaves_nothing_eager_for_good():
             state.append(0.0)
             del state[1:]
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(f)
     thread = threading.Thread(target=change)
     thread.start()

@@ -148,7 +148,7 @@ class Outer(nn.Module):
 
 
 def compiled_here(fn):
-    lampwork.reset()
+    lampwork.reset_stats()
     return lampwork.compile(fn, options={"strict": False})
 
 
@@ -200,7 +200,7 @@ class Deep(nn.Module):
 
 def test_past_the_limit_layers_stay_compiled(capsys):
     model = Deep(12)
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(model, options={"strict": False, "recompile_limit": 4})
     with pytest.warns(lampwork.LampworkWarning, match="LW140") as warned, torch.no_grad():
         expected = model(X)

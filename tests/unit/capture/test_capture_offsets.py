@@ -56,7 +56,7 @@ def test_places_of_pairs(name, dynamic, dtype):
 
 
 def test_places_of_one_kind_share_a_version():
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(PROGRAMS["twice"])
     for offset in (0, 2, 8):
         compiled(given(offset))

@@ -86,7 +86,7 @@ def test_the_default_device_is_known() -> None:
 
 @pytest.mark.parametrize("around", AROUND)
 def test_calls_are_compiled(around: str) -> None:
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(lambda x: F.gelu(x) + torch.arange(4))
     for _ in range(2):
         with AROUND[around]("cpu"):
@@ -131,7 +131,7 @@ def test_breaks_go_on_under_the_default_device(around: str, capsys: pytest.Captu
         print("here")
         return y * torch.full((4,), 2.0)
 
-    lampwork.reset()
+    lampwork.reset_stats()
     compiled = lampwork.compile(fn)
     with AROUND[around]("cpu"):
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_breaks_go_on_under_the_default_device(around: str, capsys: pytest.Captu
 def test_backwards_are_compiled() -> None:
     w = torch.randn(4, requires_grad=True)
     compiled = lampwork.compile(lambda x, w: (F.gelu(x * w) * torch.arange(4)).sum())
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.device("cpu"):
         for _ in range(3):
             (got,) = torch.autograd.grad(compiled(X, w), [w])

@@ -63,7 +63,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    lampwork.reset()
+    lampwork.reset_stats()
     slots = type("Slots", (), {"locks": tuple(threading.RLock() for _ in range(2))})
     monkeypatch.setattr(jit, "slots", slots)
     llvm_generator.cache_clear()  # which would know the kernels of other tests
@@ -240,7 +240,7 @@ def test_threads_that_train_at_once(gate: Gate) -> None:
 def test_stages_do_not_depend_on_when_it_is_compiled(gate: Gate) -> None:
     texts: list[str] = []
     for is_open in (False, True):
-        lampwork.reset()
+        lampwork.reset_stats()
         llvm_generator.cache_clear()
         net, x = made(0)
         gate.is_open = is_open

@@ -398,7 +398,7 @@ def test_special_values():
 
 
 def test_results_show_in_stats_that_backward_was_compiled():
-    lampwork.reset()
+    lampwork.reset_stats()
     x, f = leaf(4), lampwork.compile(lambda x: (x.sin() * x).exp().sum())
     for _ in range(4):
         torch.autograd.grad(f(x), x, create_graph=True)[0].sum().backward()

@@ -13,7 +13,7 @@ from lampwork.runtime import autograd
 
 @pytest.fixture(autouse=True)
 def reset() -> None:
-    lampwork.reset()
+    lampwork.reset_stats()
 
 
 class Net(nn.Module):
@@ -67,7 +67,7 @@ def test_a_loss_is_trained_from_its_first_call_on():
     loss = lampwork.compile(net)
     x, labels = torch.randn(2, 3, 4, 4), torch.tensor([1, 3])
     for _ in range(3):
-        lampwork.reset()
+        lampwork.reset_stats()
         found: list[list[torch.Tensor | None]] = []
         state = {name: value.clone() for name, value in net.state_dict().items()}
         for run in (net, loss):
@@ -141,7 +141,7 @@ def test_other_gradients_than_foreseen_are_compiled_when_they_come_again():
     run = lampwork.compile(program)
     x, y = given(), given(1)
     for eager_backwards in (1, 0, 0):
-        lampwork.reset()
+        lampwork.reset_stats()
         (slope,) = torch.autograd.grad(run(x, y), x)
         torch.testing.assert_close(slope, torch.autograd.grad(program(x, y), x)[0])
         assert ran()["eager_backwards"] == eager_backwards

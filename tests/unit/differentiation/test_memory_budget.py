@@ -85,7 +85,7 @@ NETWORKS = {
 
 @pytest.fixture(autouse=True)
 def reset():
-    lampwork.reset()
+    lampwork.reset_stats()
 
 
 def trained(net: nn.Module, x: torch.Tensor, budget: float):

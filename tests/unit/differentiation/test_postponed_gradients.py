@@ -14,7 +14,7 @@ import lampwork
 
 @pytest.fixture(autouse=True)
 def reset():
-    lampwork.reset()
+    lampwork.reset_stats()
 
 
 def network() -> nn.Module:

@@ -12,7 +12,7 @@ import lampwork
 
 @pytest.fixture(autouse=True)
 def reset():
-    lampwork.reset()
+    lampwork.reset_stats()
 
 
 FUNCTIONS = {

@@ -14,7 +14,7 @@ import lampwork
 
 @pytest.fixture(autouse=True)
 def reset() -> None:
-    lampwork.reset()
+    lampwork.reset_stats()
     torch.manual_seed(7)
 
 

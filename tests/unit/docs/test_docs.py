@@ -36,7 +36,7 @@ def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAMPWORK_STRICT")  # the pages show what a user sees
     namespace = {"__name__": "__main__"}
-    lampwork.reset()
+    lampwork.reset_stats()
     state = torch.is_grad_enabled()
     with warnings.catch_warnings():
         # An eager run that a page does not announce is an error.

@@ -113,7 +113,7 @@ def test_refusals_are_reported_and_not_warned_of():
 def test_keywords_are_those_of_compile():
     with pytest.raises(GraphBreakError):
         lampwork.explain(branches, fullgraph=True)(X, Y)
-    with pytest.raises(OptionError, match="unknown mode"):
+    with pytest.raises(OptionError, match="option 'mode' takes"):
         lampwork.explain(branches, mode="fast")
     with pytest.raises(OptionError, match="takes a function or a module"):
         lampwork.explain(3)

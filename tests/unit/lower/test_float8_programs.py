@@ -52,7 +52,7 @@ def counts(compiled: Callable[..., Any], what: str) -> int:
 
 def against_eager(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     compiled = lampwork.compile(fn)
-    lampwork.reset()
+    lampwork.reset_stats()
     for _ in range(2):
         assert_same(compiled(*args), fn(*args))
     assert lampwork.stats()["eager_calls"] == 0

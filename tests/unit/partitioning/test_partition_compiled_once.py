@@ -65,7 +65,7 @@ def compiles():
 
 
 def test_equal_layers_compile_once() -> None:
-    lampwork.reset()
+    lampwork.reset_stats()
     backend, model = Linear(), layers(12)
     with torch.no_grad():
         torch.testing.assert_close(lampwork.compile(model, backend=[backend, "native"])(X), model(X))
@@ -93,7 +93,7 @@ def test_other_sizes_settings_and_objects_compile_anew() -> None:
 
 def test_objects_without_state_are_one() -> None:
     model = layers(2)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad():
         for _ in range(3):
             lampwork.compile(model, backend=[Stateless, "eager"])(X)

@@ -465,7 +465,7 @@ def test_memory_goes_with_the_function(fake: Setup) -> None:
     fake.made.clear()
     fake.pool = Pool(fake.device)
     del fast
-    lampwork.reset()
+    lampwork.reset_stats()
     gc.collect()
     assert len(fake.device.graphs) == len(fake.device.memories) == 0
 

@@ -16,7 +16,7 @@ def build() -> nn.Sequential:
 def test_next_call_sees_swap_and_undo() -> None:
     model, x = build(), torch.randn(3, 8)
     compiled = lampwork.compile(model)
-    lampwork.reset()
+    lampwork.reset_stats()
     with torch.no_grad():
         first = compiled(x)
         report = lampwork.swap(compiled, {nn.GELU: nn.ReLU()}, check=x)

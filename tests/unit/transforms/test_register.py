@@ -14,10 +14,10 @@ from torch import Tensor, fx
 
 import lampwork
 from lampwork import No, Yes
-from lampwork.compiled.function import LampworkWarning
 from lampwork.config import Config
 from lampwork.errors import (
     LampworkError,
+    LampworkWarning,
     OptionError,
     PassError,
     PassTimeoutError,

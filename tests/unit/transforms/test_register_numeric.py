@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, fx
 
 import lampwork
-from lampwork.compiled.function import LampworkWarning
 from lampwork.config import Config
-from lampwork.errors import NumericError, NumericPassError, OptionError
+from lampwork.errors import LampworkWarning, NumericError, NumericPassError, OptionError
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import registry
 from lampwork.transforms.pipeline import run_passes

@@ -30,12 +30,13 @@ from lampwork.capture.calls.checkpoints import call_checkpoint
 from lampwork.capture.calls.deepcopy import shallow_copy
 from lampwork.capture.calls.functional_call import call_functional
 from lampwork.capture.calls.modules import exception_comes, leave_to_eager
-from lampwork.capture.calls.torch_calls import is_compiling
+from lampwork.capture.calls.torch_calls import break_graph, is_compiling, is_dynamo_compiling
 from lampwork.capture.semantics import operators, sequences
 from lampwork.capture.semantics.attribute_writes import delete_attr, store_attr
 from lampwork.capture.semantics.attributes import has_attr
 from lampwork.capture.semantics.iteration import length
 from lampwork.capture.semantics.protocols import delete_item, get_item, set_item
+from lampwork.capture.state import asked
 from lampwork.standard import copy, functools, itertools, math, operator
 
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
@@ -173,7 +174,9 @@ OVERRIDES: dict[Any, Override] = {
     torch.is_tensor: own.call_is_tensor,
     torch.is_grad_enabled: own.call_plain(torch.is_grad_enabled),
     torch.compiler.is_compiling: is_compiling,
-    torch.compiler.is_dynamo_compiling: own.answer(False),
+    torch.compiler.is_dynamo_compiling: is_dynamo_compiling,
+    asked.is_compiling: own.answer(True),
+    asked.graph_break: break_graph,
     torch.compiler.is_exporting: own.answer(False),
     cast(Any, torch).jit.is_scripting: own.answer(False),
     cast(Any, torch).jit.is_tracing: own.answer(False),

@@ -38,6 +38,7 @@ from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, l
 from lampwork.capture.semantics.iteration import native_iterable
 from lampwork.capture.semantics.mappings import mapping_or_pairs
 from lampwork.capture.semantics.protocols import get_item
+from lampwork.capture.state.asked import is_allowed
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.capture.state.treatment import check_readable
@@ -64,6 +65,7 @@ _OWN_DOORS = frozenset(
     {
         "lampwork.api",
         "lampwork.backends.registry",
+        "lampwork.capture.state.asked",
         "lampwork.capture.state.dynamic",
         "lampwork.config",
         "lampwork.inspect.explain",
@@ -386,6 +388,8 @@ def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs
         return run_pure(interp, function, args, kwargs)
     if torch_calls.is_torch_builtin(function):
         torch_calls.check_builtin(function)
+        return torch_calls.call_native(interp, function, args, kwargs)
+    if is_allowed(function):
         return torch_calls.call_native(interp, function, args, kwargs)
     if owner is None or isinstance(owner, types.ModuleType):
         raise Break("LW103", describe(function))

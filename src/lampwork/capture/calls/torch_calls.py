@@ -206,6 +206,25 @@ def is_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -
     return not (type(name) is str and name.startswith(("torch.nn.modules.", "torch.nn.functional")))
 
 
+def is_dynamo_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """torch.compiler.is_dynamo_compiling(). A program asks it to leave out what torch.compile cannot compile, which
+    holds for us as well; torch asks it to talk to Dynamo, which is not here."""
+    name = interp.frames[-1].globals.get("__name__") if interp.frames else None
+    return not (type(name) is str and is_torch_module(name))
+
+
+def break_graph(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """lampwork.graph_break(reason).
+
+    Raises:
+        Break: LW139, always.
+    """
+    reason = interp.force(args[0] if args else kwargs.get("reason", ""))
+    raise Break(
+        "LW139", "lampwork.graph_break()" + (f" ({reason})" if type(reason) is str and reason else "")
+    )
+
+
 RUN_AS_THEY_ARE = frozenset({"traceback", "linecache", "warnings"})
 """Modules whose functions read the frames of their callers, the lines of whole files, or the filters of warnings, which
 are others while a call is captured: they run as they are."""
@@ -278,6 +297,8 @@ def runs_native(function: types.FunctionType) -> bool:
     module = function.__module__
     if module not in _NATIVE_MODULES:
         root = ".".join(module.split(".")[:2])
+        if root in _BREAKING_MODULES and function.__qualname__ == "graph_break":
+            raise Break("LW139", "torch._dynamo.graph_break()")
         if root in _BREAKING_MODULES:
             raise Break("LW113", f"{module}.{function.__qualname__}")
         if root in _TRANSFORMS and module != "torch.autograd.function" and not is_transform(function):

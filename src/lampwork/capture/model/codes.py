@@ -196,6 +196,12 @@ CODES: dict[str, Code] = {
             "read what is needed out of the object first",
         ),
         Code(
+            "LW139",
+            "graph break asked for",
+            "{detail} asks for a graph break here",
+            "remove the call to have both sides in one graph",
+        ),
+        Code(
             "LW136",
             "inspection of the calling frame",
             "{detail} inspects the frame that calls it, so the whole function runs eager",

@@ -28,6 +28,9 @@ from lampwork.graph.symbols import Scope, SymbolicInt
 MARKS = "_lampwork_dynamic"
 """The attribute of a tensor that holds its marks: {dim: (lowest, highest)}, with None where there is no bound."""
 
+STATIC = "_dynamo_static_indices"
+"""The attribute of a tensor that holds the dimensions that stay numbers: torch's own, so that it holds for both."""
+
 # torch, which makes tensors of lists of symbolic ints, cuts those off to 32 bits.
 _LARGEST = 2**31
 _MOST_SOURCES = 10_000
@@ -88,7 +91,8 @@ class Dynamic:
                 wanted = self._open[place] | marked.keys()
             else:
                 wanted = set(range(len(sizes))) if self.mode else set[int]()
-            fixed = cast("set[int]", getattr(tensor, "_dynamo_static_indices", set[int]()))
+            # As in torch, a mark that leaves a size open is the stronger one.
+            fixed = cast("set[int]", getattr(tensor, STATIC, set[int]())) - marked.keys()
             return {dim for dim in wanted - fixed if sizes[dim] >= 2}
 
     def is_open(self, source: Source, value: int | float) -> bool:
@@ -200,14 +204,33 @@ def mark_dynamic(
     """
     known = dict(getattr(tensor, MARKS, {}))
     for each in (dim,) if isinstance(dim, int) else dim:
-        if not -tensor.dim() <= each < tensor.dim():
-            raise IndexError(f"dimension {each} of a tensor with {tensor.dim()} dimensions")
-        at = each % tensor.dim()
+        at = _dimension(tensor, each)
         size = tensor.shape[at]
         if (min is not None and size < min) or (max is not None and size > max):
             raise ValueError(f"dimension {each} has size {size}, outside of [{min}, {max}]")
         known[at] = (min, max)
     setattr(tensor, MARKS, known)
+
+
+def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> None:
+    """Declare that a size of `tensor` stays a number in what is compiled, even with `dynamic=True` or where it differs
+    from call to call: each size gets a version of its own. A size that `mark_dynamic` names is left open nevertheless.
+
+    Args:
+        dim: the dimension, or several; negative ones count from the end. None: all of them.
+
+    Raises:
+        IndexError: the tensor has no such dimension.
+    """
+    dims = range(tensor.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    known = cast("set[int]", getattr(tensor, STATIC, set[int]()))
+    setattr(tensor, STATIC, known | {_dimension(tensor, each) for each in dims})
+
+
+def _dimension(tensor: torch.Tensor, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
+    return dim % tensor.dim()
 
 
 def strides_of(tensor: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
