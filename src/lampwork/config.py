@@ -13,13 +13,14 @@ from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any, cast, get_type_hints
 
+from lampwork.display import Shown
 from lampwork.errors import OptionError
 from lampwork.records import record
 from lampwork.standard import functools
 
 
 @record
-class Config:
+class Config(Shown):
     """The options in force. Immutable: `dataclasses.replace` makes a changed copy."""
 
     strict: bool = False
@@ -131,6 +132,11 @@ class Config:
                 f"option 'memory_budget' takes a number from 0 to 1, got {self.memory_budget!r}",
                 fix="pass 1 to save what makes backward fastest, 0.5 to save half of that",
             )
+
+    def _brief(self) -> str:
+        """Options that are not as they are by default."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in changed)
 
     @property
     def tunes(self) -> bool:

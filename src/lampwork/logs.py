@@ -23,6 +23,7 @@ TOPICS = (
     "tuning",
     "recompiles",
     "breaks",
+    "progress",
 )
 
 

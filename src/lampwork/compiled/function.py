@@ -27,7 +27,7 @@ from lampwork.capture.model.values import StandIn
 from lampwork.capture.state.contexts import beyond_function_modes, surroundings
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.compiled.callables import target_of
-from lampwork.compiled.entries import Entry
+from lampwork.compiled.entries import Entries, Entry
 from lampwork.compiled.islands import check_islands
 from lampwork.compiled.live_functions import alive, watch
 from lampwork.compiled.recompiles import Version, contradicted_marks, describe_miss, limit_record
@@ -35,6 +35,7 @@ from lampwork.compiled.stages import Stages
 from lampwork.compiled.stance import current_stance
 from lampwork.compiled.versions import Versions, owner_of, replaced
 from lampwork.config import Config, using_config
+from lampwork.display import Shown
 from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Location, RecompileError, text_of
 from lampwork.garbage import without_collections
 from lampwork.locks import in_child, new_lock
@@ -74,8 +75,8 @@ class LampworkWarning(UserWarning):
     """Code ran eager that could have been compiled; the text is the record with the reason."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Function:
+@dataclass(slots=True, eq=False, weakref_slot=True, repr=False)
+class Function(Shown):
     """One function or module with its compiled versions.
 
     `name`: the qualified name, unique among the resume functions and callees of one root.
@@ -148,8 +149,8 @@ class Function:
             fn, config, build, fullgraph, root, quiet, _names=set() if names is None else names
         )
         function.compiled = Compiled(function.on_miss)
-        function.compiled.stages = Stages(f"{function.name}, not called yet")
-        function.compiled.entries = ()
+        function.compiled.stages = function._no_stages()
+        function.compiled.entries = Entries()
         function._options = CaptureOptions(
             function.child,
             function.child,
@@ -161,6 +162,9 @@ class Function:
         watch(function)
         function.follow()
         return function
+
+    def _brief(self) -> str:
+        return f"{self.name}, {self.versions} version{'' if self.versions == 1 else 's'}"
 
     @property
     def versions(self) -> int:
@@ -287,7 +291,7 @@ class Function:
         self.entries.serve(self.compiled)
         self.compiled.entries = self.entries.snapshot()
         entries = list(self.entries)
-        self.compiled.stages = entries[-1].stages if entries else Stages(f"{self.name}, not called yet")
+        self.compiled.stages = entries[-1].stages if entries else self._no_stages()
 
     def _match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The version that serves a call, or None."""
@@ -483,6 +487,10 @@ class Function:
         if any(gone is not None for _, gone in failed):
             self._serve()
 
+    def _no_stages(self) -> Stages:
+        """What `compiled.stages` is where there is no version."""
+        return Stages(self.name, why_none=partial(_why_none, weakref.ref(self)))
+
     def tree(self) -> Iterator[Function]:
         """This function, followed by the resume functions and callees compiled for it, without duplicates."""
         found: dict[int, Function] = {}
@@ -599,6 +607,23 @@ def _warn(text: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, LampworkWarning, stacklevel=level)
+
+
+def _why_none(found: weakref.ref[Function]) -> str:
+    """Why a function has no compiled version, and what to do. Weakly: stages outlive their function."""
+    function = found()
+    if function is None:
+        return "the function is gone"
+    if function.refusals:
+        return f"{function.name} ran eager: {function.refusals[-1]}"
+    stance = current_stance()
+    if stance != "default":
+        return f"{function.name} has no compiled version, and set_stance({stance!r}) is on: no call makes one"
+    if function._raises:
+        return f"{function.name} has no compiled version: its calls so far raised"
+    aside = any(len(versions) for versions, _ in function._aside.values())
+    which = "with the rewrites and passes that are on now" if aside else "yet"
+    return f"{function.name} has no compiled version {which}: call it once, then look again"
 
 
 def _numbered(name: str, number: int) -> str:

@@ -13,11 +13,12 @@ from torch.utils import _pytree as pytree
 
 from lampwork import pristine
 from lampwork.compiled.stance import set_stance
+from lampwork.display import Shown
 from lampwork.records import record
 
 
 @record
-class Difference:
+class Difference(Shown):
     """How far one tensor of the output moved.
 
     `output`: where it stands in the output ("" if it is the output). `max_abs`: the largest difference. `relative`:
