@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lampwork.display import Block, Shown, Table
+from lampwork.display.units import time_text
 from lampwork.placement.devices import Absent
 from lampwork.records import record
 
@@ -115,13 +116,3 @@ def _blocks(plan: PlacementPlan) -> Iterable[Block]:
     for device in plan.absent:
         yield f"{device.name} is absent: {device.reason}"
     yield f"results differ from eager's by {plan.difference:.2g} of the largest"
-
-
-def time_text(seconds: float | None) -> str:
-    """Three digits: "1.23 ms", "45.6 us"."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

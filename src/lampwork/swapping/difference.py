@@ -15,6 +15,7 @@ from lampwork import pristine
 from lampwork.compiled.stance import set_stance
 from lampwork.display import Shown
 from lampwork.records import record
+from lampwork.standard import copy
 
 
 @record
@@ -75,6 +76,12 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
             yield from tensors_of(item, f"{name}.{field.name}" if name else field.name)
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A copy of a model with modules of its own, and the same parameters and buffers."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, dict(tensors))
 
 
 @contextmanager

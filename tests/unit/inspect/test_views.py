@@ -67,6 +67,7 @@ def results():
             network(), "gelu-to-relu", calibration=X, budget=9.0, measure_speed=False
         ),
         "quantize": lampwork.quantize(network(), calibration=X),
+        "compare": lampwork.compare(network(), {"eager": None, "lampwork": {}}, X, seconds=0),
         "compiled": compiled,
     }
     yield found
