@@ -354,3 +354,15 @@ def test_without_stderr_progress_is_silent(colours):
     colours.setattr(sys, "stderr", None)
     with progress.Progress("work") as line:
         line.at("1 of 2")
+
+
+def test_approximate_and_quantize_say_what_they_are_at(capsys):
+    with lampwork.config.using(logs="progress"):
+        lampwork.approximate(network(), "gelu-to-relu", calibration=X, budget=0.0, measure_speed=False)
+        lampwork.quantize(network(), calibration=X)
+    lines = capsys.readouterr().err.splitlines()
+    assert "[progress] approximate: gelu-to-relu: 1.inner.1, 2 of 3" in lines
+    assert "[progress] approximate: gelu-to-relu: 2.inner.1 alone, 3 of 3" in lines
+    assert any(line.startswith("[progress] quantize: ") and line.endswith("6 of 6") for line in lines)
+    lampwork.quantize(network(), calibration=X)
+    assert capsys.readouterr() == ("", "")
