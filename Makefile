@@ -8,6 +8,8 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 VENV ?= .venv$(if $(filter-out 3.11,$(VERSION)),-$(VERSION))
 BIN := $(VENV)/bin
 SOURCES := $(wildcard csrc/*) setup.py pyproject.toml
+# The package with its extension, and the tools that tests need besides.
+PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
@@ -17,19 +19,28 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 $(VENV)/.torch:
+	@echo 'making $(VENV) with $(TORCH)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip 'setuptools>=77' wheel ninja numpy
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	touch $@
 
 # Built with the environment's own torch (no build isolation), so no second torch is ever fetched.
-$(EXTENSION): $(VENV)/.torch $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation -e '.[dev]'
+$(PACKAGE): $(VENV)/.torch $(SOURCES)
+	@echo 'building the C++ extension: this takes minutes, and says nothing until it is done'
+	$(BIN)/pip install --quiet --no-build-isolation -e .
+	touch $@
+
+# Their names are read here, as `pip install -e .[dev]` would build the extension once more.
+$(EXTENSION): $(PACKAGE)
+	@echo 'installing what tests need'
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
+	$(BIN)/pip install --quiet -r $(VENV)/dev.txt
 	touch $@
 
 setup: $(EXTENSION) ## make the virtual environment and build the extension
 
-demo: $(EXTENSION) ## compile AlexNet and BERT-base, compare with eager and torch.compile
+demo: $(PACKAGE) ## compile AlexNet and BERT-base, compare with eager and torch.compile
 	$(BIN)/python examples/demo.py
 
 # Which tests; all of them, if none are named. SHARE=4: of tests with many cases every fourth, as CI does.
@@ -98,4 +109,4 @@ docs: $(EXTENSION) ## regenerate the reference pages under docs/ from the code
 	$(BIN)/python docs/generate.py
 
 clean: ## remove build products, keep the virtual environment
-	rm -rf build src/lampwork/_C*.so $(EXTENSION)
+	rm -rf build src/lampwork/_C*.so $(PACKAGE) $(EXTENSION)

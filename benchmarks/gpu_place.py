@@ -22,7 +22,8 @@ from gpu_workloads import networks
 from torch import Tensor, nn
 
 import lampwork
-from lampwork.placement.plan import PlacementPlan, time_text
+from lampwork.display.units import time_text
+from lampwork.placement.plan import PlacementPlan
 
 Make = Callable[[], tuple[nn.Module, Any]]
 

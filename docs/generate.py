@@ -32,6 +32,7 @@ from lampwork.compiled.entries import Entry
 from lampwork.compiled.recompiles import RECOMPILES
 from lampwork.config import Config
 from lampwork.inspect import Explanation, RegionReport
+from lampwork.inspect.comparison import Column, Comparison
 from lampwork.loops.ir.ops import OPS
 from lampwork.lower.table import RULES
 from lampwork.placement import CopyPlan, Device, PartPlan, PlacedModel, PlacementPlan, WholePlan
@@ -167,7 +168,7 @@ def api() -> str:
     classes |= {"CompileOptions": CompileOptions, "LampworkError": lampwork.LampworkError, "Record": Record}
     reports = (Change, SwapReport, ApproximationRule, RuleReport, ApproximationReport)
     reports += (QuantizationReport, LayerReport, OutputReport, Int8Linear)
-    reports += (PlacedModel, PlacementPlan, PartPlan, CopyPlan, WholePlan, Device)
+    reports += (Comparison, Column, PlacedModel, PlacementPlan, PartPlan, CopyPlan, WholePlan, Device)
     classes |= {cls.__name__: cls for cls in reports}
     lines = [
         "# The API",

@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
-import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -169,31 +166,11 @@ class MatmulScale:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def milliseconds(
-    fns: dict[str, Callable[..., Any]], inputs: Sequence[Tensor], rounds: int
-) -> dict[str, float]:
-    """Medians of calls made turn about."""
-    spent: dict[str, list[float]] = {name: [] for name in fns}
-    for fn in fns.values():
-        fn(*inputs)
-    for _ in range(rounds):
-        for name, fn in fns.items():
-            start = time.perf_counter()
-            fn(*inputs)
-            spent[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(times) for name, times in spent.items()}
-
-
-def error(fn: Callable[..., Any], model: nn.Module, inputs: Sequence[Tensor]) -> float:
-    """The largest difference from what `model` gives."""
-    return float((fn(*inputs).last_hidden_state - model(*inputs).last_hidden_state).abs().max())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring, for each column")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bert_byoc")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +213,7 @@ def main() -> None:
     print(lampwork.approximate(approximated, rules, calibration=[inputs], budget=0.1))
 
     print("\n== 5. compared ==")
-    fns = {
+    columns = {
         "eager": model,
         "lampwork without the library": plain,
         "with the two rewrites": rewritten,
@@ -244,12 +221,7 @@ def main() -> None:
         "lampwork": lampwork.compile(model),
         "approximated": lampwork.compile(approximated),
     }
-    times = milliseconds(fns, inputs, options.rounds)
-    for name, fn in fns.items():
-        print(
-            f"{name:30} {times[name]:8.2f} ms  {times['eager'] / times[name]:5.2f}x"
-            f"  difference {error(fn, model, inputs):.1e}"
-        )
+    print(lampwork.compare(model, columns, inputs, seconds=options.seconds))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from lampwork.compiled.marks import disable
 from lampwork.compiled.stance import set_stance
 from lampwork.errors import LampworkError, LampworkWarning
 from lampwork.inspect import Explanation, explain
+from lampwork.inspect.compare import compare
 from lampwork.inspect.dry_run import partition
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.why import why_not
@@ -34,6 +35,7 @@ __all__ = [
     "__version__",
     "allow_in_graph",
     "approximate",
+    "compare",
     "compile",
     "config",
     "disable",

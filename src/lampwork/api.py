@@ -22,6 +22,7 @@ from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import alive
 from lampwork.compiled.module import CompiledModule
+from lampwork.compiled.overview import Overview
 from lampwork.compiled.pipeline import build_entry
 from lampwork.config import ISA_TOLD, Config
 from lampwork.errors import OptionError
@@ -315,13 +316,14 @@ def _stand_in(keywords: Keywords) -> StandIn | None:
 def _dress(model: Any, function: Function) -> Any:
     """What the user gets: the C++ callable with a function's attributes, or a module around it."""
     compiled = function.compiled
+    compiled._repr_html_ = Overview(function)._repr_html_
     if isinstance(model, nn.Module):
         return CompiledModule(model, compiled)
-    stages = compiled.stages
+    stages, entries = compiled.stages, compiled.entries
     # An object's attributes are its own affair: copies of them would go stale.
     updated = functools.WRAPPER_UPDATES if isinstance(model, FunctionType) else ()
     functools.update_wrapper(compiled, model, updated=updated)
-    compiled.stages, compiled.entries = stages, ()
+    compiled.stages, compiled.entries = stages, entries
     # In a class it binds as what it replaces does: functions do, partials and builtins do not.
     compiled.binds = hasattr(type(model), "__get__") and not isinstance(model, MethodType)
     return compiled

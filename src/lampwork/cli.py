@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lampwork.display import show
 from lampwork.errors import BisectError, LampworkError
 from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.rewrites import rewrites
@@ -71,7 +72,10 @@ def _rewrites(given: argparse.Namespace) -> int:
         runpy.run_path(given.script, run_name="__main__")
     table = rewrites(all=True)
     table = table.never_fired if given.never_fired else table
-    print(table.to_json() if given.json else table)
+    if given.json:
+        print(table.to_json())
+    else:
+        show(table)
     return 0
 
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 from lampwork.checks import Check, Flag, Folder, OneOf, Real, Several, Told, Whole, nearest
+from lampwork.display import Shown
 from lampwork.errors import OptionError, warn
 from lampwork.records import record
 from lampwork.standard import functools
@@ -33,6 +34,7 @@ TOPICS = (
     "tuning",
     "recompiles",
     "breaks",
+    "progress",
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 INSTRUCTION_SETS = ("amx", "avx512", "avx2", "sse4", "grid")
@@ -85,7 +87,7 @@ _CACHE = Folder('a folder, "" or "off"', 'name another folder, or pass "off"', w
 
 
 @record
-class Config:
+class Config(Shown):
     """The options in force. Immutable: `dataclasses.replace` makes a changed copy."""
 
     strict: Annotated[bool, Flag()] = False
@@ -159,6 +161,11 @@ class Config:
     def __post_init__(self) -> None:
         for name, check in checks().items():
             object.__setattr__(self, name, check.value(name, getattr(self, name)))
+
+    def _brief(self) -> str:
+        """Options that are not as they are by default."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in changed)
 
     @property
     def tunes(self) -> bool:

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform, overload
 
+from lampwork.display import Shown
+
 Kind = TypeVar("Kind", bound=type)
 
 
@@ -20,10 +22,15 @@ def record(kind: Kind, /) -> Kind: ...
 def record(*, eq: bool = True) -> Callable[[Kind], Kind]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(kind: Any = None, /, *, eq: bool = True) -> Any:
-    """A class of data with slots, compared and hashed by its fields, which are set once.
+    """A class of data with slots, compared and hashed by its fields, which are set once. One that is Shown keeps the
+    short `repr` of that.
 
     Args:
         eq: False: compared and hashed by identity, or as the class itself says.
     """
-    make = dataclasses.dataclass(slots=True, eq=eq, unsafe_hash=eq)
+
+    def make(kind: type) -> type:
+        bare = not issubclass(kind, Shown)
+        return dataclasses.dataclass(slots=True, eq=eq, unsafe_hash=eq, repr=bare)(kind)
+
     return make if kind is None else make(kind)

@@ -16,6 +16,7 @@ from lampwork.approximation.speed import Compiled, times
 from lampwork.approximation.weights import bf16_weights, low_rank
 from lampwork.approximation.work import Metric, Work, apply_rule, batches_of
 from lampwork.errors import OptionError
+from lampwork.progress import Progress
 from lampwork.standard import math
 from lampwork.swapping.difference import evaluating, run
 from lampwork.swapping.sites import root_of
@@ -88,8 +89,9 @@ def approximate(
     chosen = [_rule(given) for given in (rules if isinstance(rules, (list, tuple)) else [rules])]
     batches = batches_of(calibration)
     root = root_of(model)
-    with evaluating(root):
-        work = Work(root, batches, [], metric or max_relative_difference, budget)
+    with evaluating(root), Progress("approximate") as progress:
+        work = Work(root, batches, [], metric or max_relative_difference, budget, at=progress.at)
+        work.at("the original's outputs")
         work.reference.extend(run(root, batch) for batch in batches)
         try:
             report = _approximate(model, work, chosen, measure_speed, min_speedup)
@@ -109,6 +111,8 @@ def _approximate(
     min_speedup: float | None,
 ) -> ApproximationReport:
     bytes_before = _parameter_bytes(work.root)
+    if measure_speed and rules:
+        work.at("the original, compiled")
     first = last = Compiled(work.root, work.batches[0]) if measure_speed and rules else None
     reports: list[RuleReport] = []
     for rule in rules:
@@ -116,6 +120,7 @@ def _approximate(
         kept, refused, whole_error = apply_rule(work, rule)
         speedup = math.nan if last is None else 1.0
         if last is not None and kept:
+            work.at(f"{rule.name}: the model compiled, and timed")
             now = Compiled(work.root, work.batches[0])
             speedup = times(last, now)[2]
             if min_speedup is not None and speedup < min_speedup:
@@ -127,6 +132,7 @@ def _approximate(
         reports.append(RuleReport(rule.name, tuple(kept), tuple(refused), whole_error, work.error(), speedup))
     before, after, speedup = (math.nan, math.nan, math.nan)
     if first is not None and last is not None:
+        work.at("the original and the approximation, timed")
         before, after, speedup = times(first, last)
     return ApproximationReport(
         model,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from lampwork.approximation.int8 import Activations
 from lampwork.approximation.metrics import top1_disagreement
-from lampwork.approximation.report import Refusal, aligned
+from lampwork.approximation.report import Refusal
+from lampwork.display import Block, Shown, Table
 from lampwork.records import record
 from lampwork.standard import math
 from lampwork.swapping.difference import compare, tensors_of
@@ -16,7 +18,7 @@ from lampwork.swapping.install import Installed, take_all_out
 
 
 @record
-class LayerReport:
+class LayerReport(Shown):
     """One layer against its original, on what reached that in the model as it was: the worst of all calls; NaN if
     nothing did.
 
@@ -40,7 +42,7 @@ class LayerReport:
 
 
 @record
-class OutputReport:
+class OutputReport(Shown):
     """The output of the model against that of the original: the worst of all sets of inputs.
 
     `max_error`, `relative`, `cosine`: as of a layer, of the tensor where it is worst. `top1`: the share of rows of the
@@ -63,7 +65,7 @@ class OutputReport:
 
 
 @record
-class QuantizationReport:
+class QuantizationReport(Shown):
     """What `quantize` changed. `str()` lists it, `undo()` reverts it.
 
     `layers`: those that are int8 now, with their errors. `refused`: layers that are not, and why. `output`: the
@@ -90,22 +92,28 @@ class QuantizationReport:
         """
         take_all_out(self._installed)
 
-    def __str__(self) -> str:
-        rows = [("layer", "max error", "relative", "cosine")]
-        rows += [(x.name, *map(_number, (x.max_error, x.relative)), _cosine(x.cosine)) for x in self.layers]
-        lines = aligned(rows)
-        lines += [f"{no.name} stays as it is: {no.reason}" for no in self.refused]
+    def _brief(self) -> str:
+        before, after = self.weight_bytes
+        brief = f"{type(self.model).__name__}: {len(self.layers)} layers in int8, {len(self.refused)} are not"
+        return f"{brief}, weights {before:,} -> {after:,} bytes"
+
+    def _blocks(self) -> Iterable[Block]:
+        rows = [(x.name, *map(_number, (x.max_error, x.relative)), _cosine(x.cosine)) for x in self.layers]
+        yield Table(("layer", "max error", "relative", "cosine"), tuple(rows))
+        yield from (f"{no.name} stays as it is: {no.reason}" for no in self.refused)
         if self.output is not None:
             o = self.output
-            lines.append(
+            yield (
                 f"output: max error {o.max_error:.3g}, relative {o.relative:.3g}, cosine {_cosine(o.cosine)}, "
                 f"top-1 agreement {o.top1:.1%}"
             )
         if math.isfinite(self.budget):
-            lines.append(f"error {self.error:.3g} of a budget of {self.budget:.3g}")
+            yield f"error {self.error:.3g} of a budget of {self.budget:.3g}"
         before, after = self.weight_bytes
-        lines.append(f"weights {before:,} -> {after:,} bytes")
-        return "\n".join(lines)
+        yield f"weights {before:,} -> {after:,} bytes"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._blocks()))
 
 
 def layer_report(name: str, reference: Tensor, output: Tensor) -> LayerReport:

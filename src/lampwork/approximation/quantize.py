@@ -21,6 +21,7 @@ from lampwork.approximation.report import Refusal
 from lampwork.approximation.statistics import Statistics
 from lampwork.approximation.work import Metric, Work, apply_rule, batches_of
 from lampwork.errors import OptionError, text_of
+from lampwork.progress import Progress
 from lampwork.records import record
 from lampwork.standard import math
 from lampwork.swapping.difference import evaluating, run
@@ -77,8 +78,9 @@ def quantize(
     rule = _Filtered(int8_rule, None if filter_fn is None else _taken(root, int8_rule, filter_fn))
     limit = math.inf if budget is None else budget
     before = _weight_bytes(root)
-    with evaluating(root):
-        work = Work(root, batches, [], metric or max_relative_difference, limit, shared=True)
+    with evaluating(root), Progress("quantize") as progress:
+        work = Work(root, batches, [], metric or max_relative_difference, limit, shared=True, at=progress.at)
+        work.at("the original's outputs")
         for number, batch in enumerate(batches):
             work.reference.append(_reference(root, batch, number, len(batches)))
         try:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
+from lampwork.display import Block, Shown, Table
 from lampwork.records import record
 from lampwork.standard import math
 from lampwork.swapping.install import Installed, take_all_out
 
 
 @record
-class Refusal:
+class Refusal(Shown):
     """A module that a rule applies to but did not replace."""
 
     name: str
@@ -20,7 +21,7 @@ class Refusal:
 
 
 @record
-class RuleReport:
+class RuleReport(Shown):
     """The outcome of one rule.
 
     `kept`: names of the modules it replaced. `whole_error`: the error with the rule applied wherever possible, on top
@@ -49,7 +50,7 @@ class RuleReport:
 
 
 @record
-class ApproximationReport:
+class ApproximationReport(Shown):
     """What `approximate` changed. `str()` lists it, `undo()` reverts it.
 
     `error`: the error of the model against the original. `seconds`: the time of a compiled call of the original and of
@@ -74,32 +75,28 @@ class ApproximationReport:
         """
         take_all_out(self._installed)
 
-    def __str__(self) -> str:
-        head: tuple[str, ...] = ("rule", "modules", "error if whole", "error", "speed-up", "")
-        rows: list[tuple[str, ...]] = [head]
+    def _brief(self) -> str:
+        kept = sum(len(rule.kept) for rule in self.rules)
+        brief = f"{type(self.model).__name__}: {kept} modules approximated, {_error(self)}"
+        return brief if math.isnan(self.speedup) else f"{brief}, speed-up {self.speedup:.2f}x"
+
+    def _blocks(self) -> Iterable[Block]:
+        rows: list[tuple[str, ...]] = []
         for rule in self.rules:
             speed = "-" if math.isnan(rule.speedup) else f"{rule.speedup:.2f}x"
-            rows.append(
-                (
-                    rule.rule,
-                    str(len(rule.kept)),
-                    f"{rule.whole_error:.3g}",
-                    f"{rule.error:.3g}",
-                    speed,
-                    rule.verdict,
-                )
-            )
-        lines = aligned(rows)
-        before, after = self.parameter_bytes
-        lines.append(f"error {self.error:.3g} of a budget of {self.budget:.3g}")
+            errors = f"{rule.whole_error:.3g}", f"{rule.error:.3g}"
+            rows.append((rule.rule, str(len(rule.kept)), *errors, speed, rule.verdict))
+        yield Table(("rule", "modules", "error if whole", "error", "speed-up", ""), tuple(rows))
+        yield _error(self)
         if not math.isnan(self.speedup):
             a, b = self.seconds
-            lines.append(f"speed-up {self.speedup:.2f}x ({a * 1e3:.3g} ms -> {b * 1e3:.3g} ms, compiled)")
-        lines.append(f"parameters {before:,} -> {after:,} bytes")
-        return "\n".join(lines)
+            yield f"speed-up {self.speedup:.2f}x ({a * 1e3:.3g} ms -> {b * 1e3:.3g} ms, compiled)"
+        before, after = self.parameter_bytes
+        yield f"parameters {before:,} -> {after:,} bytes"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._blocks()))
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows of a table as lines, with columns of one width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _error(report: ApproximationReport) -> str:
+    return f"error {report.error:.3g} of a budget of {report.budget:.3g}"

@@ -22,11 +22,16 @@ Metric = Callable[[Any, Any], float]
 """(reference, output) -> error of an output of a model."""
 
 
+def _silent(text: str) -> None:
+    """Tells nobody."""
+
+
 @dataclass(slots=True)
 class Work:
     """The model under approximation. `installed` is what is in it now, in the order of its coming.
 
     shared: whether modules may be replaced whose parameters others have too: those keep them.
+    at: told what is being done.
     """
 
     root: nn.Module
@@ -37,6 +42,7 @@ class Work:
     installed: list[Installed] = field(default_factory=list[Installed])
     statistics: dict[int, Statistics] = field(default_factory=dict[int, Statistics])
     shared: bool = False
+    at: Callable[[str], None] = _silent
 
     def calibrate(self, rule: ApproximationRule, sites: Sequence[Site]) -> None:
         """Take statistics for all modules of a rule at once, unless it wants them one by one, or none."""
@@ -98,21 +104,26 @@ class Work:
 def apply_rule(work: Work, rule: ApproximationRule) -> tuple[list[str], list[Refusal], float]:
     """(names of what was replaced, what was not, the error with the rule applied wherever it can be)."""
     sites, refused = _sites(work, rule)
+    work.at(f"{rule.name}: statistics of {len(sites)} modules")
     work.calibrate(rule, sites)
     start = len(work.installed)
     able: list[Site] = []
-    for site in sites:
+    for number, site in enumerate(sites, 1):
+        work.at(f"{rule.name}: {site.name}, {number} of {len(sites)}")
         no = work.apply(rule, site)
         if no is None:
             able.append(site)
         else:
             refused.append(Refusal(site.name, no.reason))
+    work.at(f"{rule.name}: the error of the whole")
     whole_error = work.error()
     if whole_error <= work.budget:
         return [site.name for site in able], refused, whole_error
     work.retreat(start)
     kept: list[str] = []
-    for site, alone in sorted(_harm(work, rule, able), key=lambda pair: pair[1]):
+    harm = sorted(_harm(work, rule, able), key=lambda pair: pair[1])
+    for number, (site, alone) in enumerate(harm, 1):
+        work.at(f"{rule.name}: {site.name} with those before it, {number} of {len(harm)}")
         if alone > work.budget:
             refused.append(Refusal(site.name, f"with it alone the error is {alone:.3g}"))
             continue
@@ -133,7 +144,8 @@ def apply_rule(work: Work, rule: ApproximationRule) -> tuple[list[str], list[Ref
 def _harm(work: Work, rule: ApproximationRule, sites: Sequence[Site]) -> list[tuple[Site, float]]:
     """Each site with the error of the model when it alone comes to what is there."""
     harm: list[tuple[Site, float]] = []
-    for site in sites:
+    for number, site in enumerate(sites, 1):
+        work.at(f"{rule.name}: {site.name} alone, {number} of {len(sites)}")
         length = len(work.installed)
         work.apply(rule, site)
         harm.append((site, work.error()))

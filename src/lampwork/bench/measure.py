@@ -14,9 +14,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,9 +25,8 @@ from lampwork.bench.compilers import COMPILERS, Job
 from lampwork.bench.models import load
 from lampwork.bench.workloads.workload import Precision, Workload
 from lampwork.records import record
+from lampwork.timing import resident_peak, rounds
 
-ROUNDS = 25
-SAMPLE_SECONDS = 0.02  # a sample is as many calls as fill this
 INT8_ERROR = 0.1  # of the scale of the values
 BUDGET_SECONDS = 4.0  # of one interleaved comparison
 
@@ -107,36 +105,6 @@ def compare(
     return statistics.median(eager_times), statistics.median(times), ratio
 
 
-def rounds(
-    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], budget: float = BUDGET_SECONDS
-) -> list[list[float]]:
-    """Seconds of a call of each (function, arguments), in rounds that take a sample of each.
-
-    budget: seconds after which no further round starts (at least five are made).
-    """
-    counts = [max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, args, 1))) for fn, args in calls]
-    # The first estimate of a microsecond function is mostly timer; measure again with many calls.
-    counts = [
-        max(1, math.ceil(SAMPLE_SECONDS / _sample(fn, args, max(1, count // 4))))
-        for (fn, args), count in zip(calls, counts, strict=True)
-    ]
-    times: list[list[float]] = [[] for _ in calls]
-    deadline = time.perf_counter() + budget
-    for done in range(ROUNDS):
-        for (fn, args), count, samples in zip(calls, counts, times, strict=True):
-            samples.append(_sample(fn, args, count))
-        if done >= 4 and time.perf_counter() > deadline:
-            break
-    return times
-
-
-def _sample(fn: Callable[..., Any], inputs: tuple[Any, ...], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        fn(*inputs)
-    return (time.perf_counter() - start) / count
-
-
 def accuracy(workload: Workload, output: Tensor, part: float = 1e-5) -> tuple[float, float, bool]:
     """(error, eager's error, right) against eager in float64 with the same weights and inputs; `part`: of the scale of
     the values, which the error may have besides eager's."""
@@ -157,13 +125,12 @@ def errors(output: Tensor, eager: Tensor, exact: Tensor, part: float = 1e-5) -> 
 
 def peak_of_runs(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
     """The resident high-water mark of three calls, in bytes (Linux: /proc)."""
-    Path("/proc/self/clear_refs").write_text("5")
-    for _ in range(3):
-        fn(*inputs)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+
+    def run() -> None:
+        for _ in range(3):
+            fn(*inputs)
+
+    return resident_peak(run)
 
 
 def main() -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from lampwork.capture.model.printing import format_guards
+from lampwork.capture.model.printing import format_guard, format_guards
 from lampwork.capture.model.region import Guard, Record, Region
 from lampwork.compiled.stages import Stages
+from lampwork.display import Block, Folded, Listing, Shown, Table
 from lampwork.errors import Location
 from lampwork.graph.printing import target_name
 from lampwork.runtime import Compiled
 from lampwork.runtime import Entry as Served
 
 
-class Guards(tuple[Guard, ...]):
+class Guards(Listing[Guard]):
     """The guards of one version, a tuple of Guard: `source`, `kind`, `expected` and the user's `line` that needs it.
     `str()` lists them, followed by the symbols and conditions of the version."""
 
@@ -30,12 +31,15 @@ class Guards(tuple[Guard, ...]):
         guards.text = format_guards(region)
         return guards
 
+    def _line(self, item: Guard) -> str:
+        return format_guard(item)
+
     def __str__(self) -> str:
         return self.text
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Entry:
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True, repr=False)
+class Entry(Shown):
     """One compiled version, which serves all calls that meet its guards: from the start of the function to its end or
     its first graph break. Read-only.
 
@@ -91,8 +95,53 @@ class Entry:
         found = (node.meta.get("location") for node in self.stages.aten.nodes if _is_operator(node))
         return tuple(dict.fromkeys(location for location in found if location is not None))
 
+    def _brief(self) -> str:
+        region = self.region
+        found = (
+            f"{self.name}: {_count(sum(self.operators.values()), 'operator')}, {_count(self.hits, 'call')}"
+        )
+        found += f", {_count(len(region.guards) + len(region.slow_guards), 'guard')}"
+        return found + "".join(f", ends in a break in line {record.line}" for record in self.breaks)
+
+    def _blocks(self) -> Iterable[Block]:
+        yield self._brief()
+        yield Table(("operators", ""), tuple((str(count), name) for name, count in self.operators.items()))
+        yield Folded("guards", str(self.guards))
+        for record in self.breaks:
+            yield f"ends in a break: {record}"
+        yield Folded("stages", self.stages.summary())
+
     def __str__(self) -> str:
         return f"{self.name}: {sum(self.operators.values())} operators, {self.hits} calls\n{self.guards}"
+
+
+class Entries(Listing[Entry]):
+    """The versions of a function, oldest first."""
+
+    __slots__ = ()
+
+    def _blocks(self) -> Iterable[Block]:
+        if not self:
+            yield "nothing is compiled yet; call the function once"
+            return
+        head = ("version", "operators", "calls", "guards", "compiled in", "ends in a break")
+        yield Table(head, tuple(map(_row, self)))
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    region = entry.region
+    return (
+        entry.name,
+        str(sum(entry.operators.values())),
+        str(entry.hits),
+        str(len(region.guards) + len(region.slow_guards)),
+        f"{sum(entry.stages.seconds.values()):.2f} s",
+        ", ".join(f"[{record.code}] line {record.line}: {record.cause}" for record in entry.breaks),
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _is_operator(node: fx.Node) -> bool:

@@ -25,7 +25,7 @@ from lampwork.capture.model.values import StandIn
 from lampwork.capture.state.contexts import beyond_function_modes, surroundings
 from lampwork.capture.state.dynamic import Dynamic
 from lampwork.compiled.callables import target_of
-from lampwork.compiled.entries import Entry
+from lampwork.compiled.entries import Entries, Entry
 from lampwork.compiled.islands import check_islands
 from lampwork.compiled.live_functions import alive, watch
 from lampwork.compiled.recompiles import Version, contradicted_marks, describe_miss, limit_record
@@ -33,6 +33,7 @@ from lampwork.compiled.stages import Stages
 from lampwork.compiled.stance import current_stance
 from lampwork.compiled.versions import Versions, owner_of, replaced
 from lampwork.config import Config, using_config
+from lampwork.display import Shown
 from lampwork.errors import (
     CaptureError,
     GraphBreakError,
@@ -74,8 +75,8 @@ def _nothing() -> None:
     return None
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Function:
+@dataclass(slots=True, eq=False, weakref_slot=True, repr=False)
+class Function(Shown):
     """One function or module with its compiled versions.
 
     `name`: the qualified name, or the `label` given in its place, unique among the resume functions and callees of one
@@ -153,8 +154,8 @@ class Function:
             fn, config, build, fullgraph, root, quiet, label, _names=set() if names is None else names
         )
         function.compiled = Compiled(function.on_miss)
-        function.compiled.stages = Stages(f"{function.name}, not called yet")
-        function.compiled.entries = ()
+        function.compiled.stages = function._no_stages()
+        function.compiled.entries = Entries()
         function._options = CaptureOptions(
             function.child,
             function.child,
@@ -166,6 +167,9 @@ class Function:
         watch(function)
         function.follow()
         return function
+
+    def _brief(self) -> str:
+        return f"{self.name}, {self.versions} version{'' if self.versions == 1 else 's'}"
 
     @property
     def versions(self) -> int:
@@ -343,7 +347,7 @@ class Function:
         self.entries.serve(self.compiled)
         self.compiled.entries = self.entries.snapshot()
         entries = list(self.entries)
-        self.compiled.stages = entries[-1].stages if entries else Stages(f"{self.name}, not called yet")
+        self.compiled.stages = entries[-1].stages if entries else self._no_stages()
 
     def _match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The version that serves a call, or None."""
@@ -544,6 +548,10 @@ class Function:
         if any(gone is not None for _, gone in failed):
             self._serve()
 
+    def _no_stages(self) -> Stages:
+        """What `compiled.stages` is where there is no version."""
+        return Stages(self.name, why_none=partial(_why_none, weakref.ref(self)))
+
     def tree(self) -> Iterator[Function]:
         """This function, followed by the resume functions and callees compiled for it, without duplicates."""
         found: dict[int, Function] = {}
@@ -652,6 +660,23 @@ def _repair() -> None:
 
 
 in_child(_repair)
+
+
+def _why_none(found: weakref.ref[Function]) -> str:
+    """Why a function has no compiled version, and what to do. Weakly: stages outlive their function."""
+    function = found()
+    if function is None:
+        return "the function is gone"
+    if function.refusals:
+        return f"{function.name} ran eager: {function.refusals[-1]}"
+    stance = current_stance()
+    if stance != "default":
+        return f"{function.name} has no compiled version, and set_stance({stance!r}) is on: no call makes one"
+    if function._raises:
+        return f"{function.name} has no compiled version: its calls so far raised"
+    aside = any(len(versions) for versions, _ in function._aside.values())
+    which = "with the rewrites and passes that are on now" if aside else "yet"
+    return f"{function.name} has no compiled version {which}: call it once, then look again"
 
 
 def _numbered(name: str, number: int) -> str:

@@ -3,6 +3,7 @@ has its class, so that `fully_shard` may exchange that, is equal to it, and stan
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
@@ -64,6 +65,12 @@ class CompiledModule(nn.Module):
 
     def __repr__(self) -> str:
         return f"CompiledModule({self._lampwork_original!r})"
+
+    def _repr_html_(self) -> str:
+        # The original's own view, where its class has one: what an instance makes up for any name is none.
+        own = inspect.getattr_static(type(self._lampwork_original), "_repr_html_", None)
+        shown: Any = self._lampwork_compiled if own is None else self._lampwork_original
+        return shown._repr_html_()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Saving a compiled module saves the original.

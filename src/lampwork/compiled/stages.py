@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
 from lampwork.differentiation.peak import estimated_peak
 from lampwork.differentiation.split import Split
+from lampwork.display import Block, Folded, Shown, Table
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph, to_python
@@ -44,17 +45,43 @@ ORDER = (
     "backward",
 )
 
+SAYS = {
+    "bytecode": "the Python that was captured",
+    "guards": "when this version serves a call",
+    "graph": "the ATen graph as recorded",
+    "passes": "what each pass changed",
+    "optimized": "the graph after the passes",
+    "partition": "which backend has which operators",
+    "definitions": "each buffer, and what computes an element",
+    "fusion": "what is computed together, and why not more",
+    "kernels": "loop trees",
+    "llvm": "code of kernels",
+    "assembly": "machine code",
+    "program": "steps and memory of a call",
+    "tuning": "what was measured",
+    "saved": "what forward keeps for backward",
+    "forward": "the graph of forward",
+    "backward": "the graph of backward",
+}
+"""What each stage is, in a few words."""
+
 TRAINED = ("saved tensors", "saved bytes", "operators computed again", "estimated peak bytes")
 """What is counted of a region that is trained."""
 
 
-@dataclass(slots=True)
-class Stages(Observer):
+def _not_called() -> str:
+    return "nothing is compiled yet; call the function once"
+
+
+@dataclass(slots=True, repr=False)
+class Stages(Shown, Observer):
     """The stages of one compiled version, as they were observed. Each is a text that is made on first access;
     `print(stages)` shows them all.
 
     `graph` is the recorded ATen graph; `run` executes it eagerly on the graph's inputs and bound tensors, in that
     order; `python` is its source as runnable Python.
+
+    `why_none`: says why there are no stages, where nothing was compiled.
     """
 
     name: str = ""
@@ -63,6 +90,7 @@ class Stages(Observer):
     counts: dict[str, int] = field(default_factory=dict[str, int])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
+    why_none: Callable[[], str] = _not_called
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
     # --- observing ----------------------------------------------------------------------------------------------------
@@ -133,10 +161,11 @@ class Stages(Observer):
         """The text of a stage.
 
         Raises:
-            KeyError: this version has no such stage; a region without tensor operations has no kernels, for instance.
+            KeyError: nothing was compiled yet, or this version has no such stage; a region without tensor operations
+                has no kernels, for instance.
         """
         if stage not in self.makers:
-            raise KeyError(f"no stage {stage!r}; there are {', '.join(self)}")
+            raise KeyError(self._absent(stage))
         if stage not in self._texts:
             self._texts[stage] = self.makers[stage]()
         return self._texts[stage]
@@ -149,8 +178,9 @@ class Stages(Observer):
             try:
                 return self.text(name)
             except KeyError as error:
-                raise AttributeError(str(error)) from None
-        raise AttributeError(name)
+                raise AttributeError(error.args[0]) from None
+        # A property that raises an AttributeError ends here.
+        raise AttributeError(self._absent("graph") if name == "python" else name)
 
     def __dir__(self) -> list[str]:
         return [*self, "run", "python", "text", "name", "aten"]
@@ -172,10 +202,39 @@ class Stages(Observer):
 
     def _graph(self) -> fx.Graph:
         if self.aten is None:
-            raise AttributeError("this version does no tensor work, so it has no graph")
+            raise AttributeError(self._absent("graph"))
         return self.aten
 
+    def _absent(self, stage: str) -> str:
+        """Why there is no such stage."""
+        if not self.makers:
+            return f"no stage {stage!r}: {self.why_none()}"
+        if self.aten is None and stage in ORDER:
+            return (
+                f"no stage {stage!r}: {self.name} does no tensor work, so it has no graph and no code; "
+                f"there are {', '.join(self)}"
+            )
+        return f"no stage {stage!r}; there are {', '.join(self)}"
+
+    def _brief(self) -> str:
+        if not self.makers:
+            return self.why_none()
+        counts = ", ".join(f"{value} {name}" for name, value in self.counts.items() if value)
+        return f"{self.name}: {counts or 'no tensor work'}"
+
+    def _blocks(self) -> Iterable[Block]:
+        """No texts but the graph's: those of code are long, and made when they are asked for."""
+        if not self.makers:
+            yield self.why_none()
+            return
+        yield self.summary()
+        yield Table(("stage", "", "print"), tuple((s, SAYS[s], f"print(….stages.{s})") for s in self))
+        if self.aten is not None:
+            yield Folded("graph", self.text("graph"))
+
     def __str__(self) -> str:
+        if not self.makers:
+            return self.why_none()
         parts = [f"{self.name}: stages {', '.join(self)}"]
         parts += [f"\n==== {stage} ====\n{self.text(stage)}" for stage in self]
         return "\n".join(parts)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lampwork.capture.model.region import Arg, Guard, Kwarg, Region
-from lampwork.compiled.entries import Entry
+from lampwork.compiled.entries import Entries, Entry
 from lampwork.runtime import Compiled
 from lampwork.standard import itertools
 
@@ -162,7 +162,7 @@ class Versions:
         """What `compiled.entries` shows: a tuple, or where owners hold some, what looks like one."""
         self._prune()
         if all(item.entry is not None for item in self.items):
-            return tuple(self)
+            return Entries(self)
         return Snapshot([item.entry or item.found for item in self.items])
 
     def _give(self, item: _Item, entry: Entry, owner: nn.Module) -> None:
@@ -219,4 +219,7 @@ class Snapshot(Sequence[Entry]):
         return id(self)
 
     def __repr__(self) -> str:
-        return repr(tuple(self._alive()))
+        return repr(Entries(self._alive()))
+
+    def _repr_html_(self) -> str:
+        return Entries(self._alive())._repr_html_()

@@ -11,6 +11,7 @@ from lampwork.capture.model.region import Guard
 from lampwork.compiled.entries import Entry
 from lampwork.compiled.function import Function
 from lampwork.compiled.module import CompiledModule
+from lampwork.display import Shown
 from lampwork.errors import Location, OptionError
 from lampwork.inspect.explanation import Explanation, GuardLine, RegionReport
 from lampwork.records import record
@@ -18,10 +19,16 @@ from lampwork.runtime import Compiled
 
 
 @record
-class Explainer:
+class Explainer(Shown):
     """Explains a function: call it with the arguments that the function is to be called with."""
 
     function: Function
+
+    def _brief(self) -> str:
+        return f"{self.function.name}: call this with the arguments of a call to have it explained"
+
+    def __str__(self) -> str:
+        return self._brief()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
         """Call the function once and explain the versions that it has after the call.

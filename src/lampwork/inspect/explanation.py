@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import TRAINED, Stages
+from lampwork.display import Block, Folded, Shown, Table
 from lampwork.records import record
 
 
 @record
-class GuardLine:
+class GuardLine(Shown):
     """`condition`: the guard as a Python expression. `line`: the user's "file:line" that needs it. `slow`: whether it
     is checked only after a dict on the way to its value has changed."""
 
@@ -23,7 +24,7 @@ class GuardLine:
 
 
 @record
-class RegionReport:
+class RegionReport(Shown):
     """One compiled region.
 
     Attributes:
@@ -50,9 +51,16 @@ class RegionReport:
     hits: int
     stages: Stages
 
+    def _brief(self) -> str:
+        counts = (sum(self.operators.values()), "operator"), (len(self.guards), "guard"), (self.hits, "call")
+        return f"{self.name}: {', '.join(_count(number, what) for number, what in counts)}"
+
+    def _blocks(self) -> Iterable[Block]:
+        return ("\n".join(_format_region(self)),)
+
 
 @record
-class Explanation:
+class Explanation(Shown):
     """How a function and its call were compiled. `str()` is a report to read, `to_json()` the same as data.
 
     `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
@@ -96,8 +104,35 @@ class Explanation:
             "seconds": self.seconds,
         }
 
+    def _brief(self) -> str:
+        return _summary(self)
+
+    def _blocks(self) -> Iterable[Block]:
+        yield _summary(self)
+        head = ("region", "lines", "operators", "guards", "calls", "compiled in")
+        yield Table(head, tuple(map(_region_row, self.regions)))
+        records = (("break", self.breaks), ("runs eager", self.refusals), ("compiled again", self.recompiles))
+        rows = [
+            (what, r.code, f"{r.file}:{r.line}", r.cause, r.fix) for what, found in records for r in found
+        ]
+        if rows:
+            yield Table(("", "code", "where", "cause", "fix"), tuple(rows))
+        for region in self.regions:
+            yield Folded(region.name, "\n".join(_format_region(region)))
+
     def __str__(self) -> str:
         return format_explanation(self)
+
+
+def _region_row(region: RegionReport) -> tuple[str, ...]:
+    return (
+        region.name,
+        "; ".join(f"{file.rpartition('/')[2]}:{lines}" for file, lines in region.lines.items()),
+        str(sum(region.operators.values())),
+        str(len(region.guards)),
+        str(region.hits),
+        f"{sum(region.seconds.values()):.2f} s",
+    )
 
 
 def _region_dict(region: RegionReport) -> dict[str, Any]:
@@ -120,17 +155,7 @@ def _region_dict(region: RegionReport) -> dict[str, Any]:
 
 def format_explanation(explanation: Explanation) -> str:
     """The report: a summary, each region, then refusals and recompilations with their fixes."""
-    lines = [
-        f"{explanation.name}: "
-        + ", ".join(
-            [
-                _count(len(explanation.regions), "region"),
-                _count(len(explanation.breaks), "graph break"),
-                _count(len(explanation.refusals), "refusal"),
-                _count(len(explanation.recompiles), "recompilation"),
-            ]
-        )
-    ]
+    lines = [_summary(explanation)]
     for region in explanation.regions:
         lines += ["", *_format_region(region)]
     for title, records in (
@@ -140,6 +165,16 @@ def format_explanation(explanation: Explanation) -> str:
         if records:
             lines += ["", f"{title}:", *(_indented(str(record)) for record in records)]
     return "\n".join(lines)
+
+
+def _summary(explanation: Explanation) -> str:
+    counts = [
+        _count(len(explanation.regions), "region"),
+        _count(len(explanation.breaks), "graph break"),
+        _count(len(explanation.refusals), "refusal"),
+        _count(len(explanation.recompiles), "recompilation"),
+    ]
+    return f"{explanation.name}: {', '.join(counts)}"
 
 
 def _format_region(region: RegionReport) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 
+from lampwork.display import Block, Listing, Shown, Table
 from lampwork.errors import Location
 from lampwork.plugins.registry import Registered, registry
 from lampwork.records import record
@@ -13,7 +14,7 @@ from lampwork.transforms.pipeline import tree_rules
 
 
 @record
-class Row:
+class Row(Shown):
     """One rewrite, pass or sequence; see Registered. `hash` is abbreviated."""
 
     name: str
@@ -26,7 +27,7 @@ class Row:
     source: str
 
 
-class RewriteTable(tuple[Row, ...]):
+class RewriteTable(Listing[Row]):
     """Rows in the order of registration; `str()` is a table."""
 
     @property
@@ -38,20 +39,17 @@ class RewriteTable(tuple[Row, ...]):
         """A JSON array with an object for each row."""
         return json.dumps([asdict(row) for row in self], indent=2)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterable[Block]:
         if not self:
-            return "nothing is registered"
+            return ("nothing is registered",)
         head = ("name", "kind", "place", "on", "hits", "refused", "hash", "source")
-        lines = [head, *(_cells(row) for row in self)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        return (Table(head, tuple(map(_cells, self))),)
 
-    __repr__ = __str__
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._blocks()))
 
 
-def _cells(row: Row) -> Sequence[str]:
+def _cells(row: Row) -> tuple[str, ...]:
     on = "yes" if row.enabled else "no"
     return (row.name, row.kind, row.place, on, str(row.hits), str(row.refused), row.hash, row.source)
 

@@ -11,6 +11,7 @@ from torch import fx
 from lampwork.api import function_of
 from lampwork.compiled.entries import Entry
 from lampwork.config import Config, using_config
+from lampwork.display import Shown
 from lampwork.errors import LampworkError, Location, OptionError
 from lampwork.graph.copying import copy_graph
 from lampwork.plugins.arrange import SequenceStep
@@ -29,7 +30,7 @@ from lampwork.verdict import No
 
 
 @record
-class Spot:
+class Spot(Shown):
     """A place in a graph: a node, the user's line, and a remark. `matched`: how many nodes of the pattern were found
     there."""
 
@@ -44,7 +45,7 @@ class Spot:
 
 
 @record
-class Answer:
+class Answer(Shown):
     """What a rewrite did in one compiled version. `fired`: where it fired, or would fire if it were on. `refused`:
     matches that were not replaced, with the reason. `nearest`: if it matched nowhere, the nearest miss, with the
     condition that failed. `off`: why it was not tried at all; "" if it was."""
@@ -78,7 +79,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WhyNot:
+class WhyNot(Shown):
     """What `why_not` found: an answer for each compiled version of a function and of what it goes on in."""
 
     rule: Rule
@@ -95,7 +96,9 @@ class WhyNot:
             return f"{head}\nno version is compiled yet: call the function first"
         return "\n".join([head, *map(str, self.answers)])
 
-    __repr__ = __str__
+    def _brief(self) -> str:
+        versions = f"{len(self.answers)} version{'' if len(self.answers) == 1 else 's'}"
+        return f"{self.rule.name}: fired {self.fired} times in {versions}"
 
 
 def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:

@@ -10,6 +10,7 @@ from torch import fx
 
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.protocol import Backend, Traits
+from lampwork.display import Shown
 from lampwork.errors import BackendAnswerError, text_of
 from lampwork.partitioning.faults import Report
 from lampwork.records import record
@@ -30,8 +31,8 @@ class Assignment:
     groups: tuple[tuple[int, tuple[fx.Node, ...]], ...]
 
 
-@dataclass(slots=True)
-class Answers:
+@dataclass(slots=True, repr=False)
+class Answers(Shown):
     """What backends say of the nodes of one graph; each is asked once. Nonsense counts as a refusal.
 
     `backends`: in order; eager PyTorch, which takes everything, is added.

@@ -11,6 +11,7 @@ from torch import fx
 
 from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Record
+from lampwork.display import Block, Folded, Shown, Table
 from lampwork.errors import BackendError, Location
 from lampwork.partitioning.assign import Answers
 from lampwork.partitioning.parts import Part, calls_in, partition
@@ -26,7 +27,7 @@ MORE_OPS = 5
 
 
 @record
-class Share:
+class Share(Shown):
     """How much of a model one backend has: operators, parts, and floating point operations of a call (None where a
     size is not known)."""
 
@@ -37,7 +38,7 @@ class Share:
 
 
 @record
-class RefusalGroup:
+class RefusalGroup(Shown):
     """A reason for which `backend` refused calls of `op`: how many, and the user's line of the first."""
 
     backend: str
@@ -48,7 +49,7 @@ class RefusalGroup:
 
 
 @record
-class Change:
+class Change(Shown):
     """What a change would give: `text` says which; `nodes` are those of `backend`, `parts` its parts, `all_parts`
     those of all."""
 
@@ -60,7 +61,7 @@ class Change:
 
 
 @record
-class RegionPlan:
+class RegionPlan(Shown):
     """One captured region: its graph after the passes, and the parts it would be cut into."""
 
     name: str
@@ -80,7 +81,7 @@ class Faults:
 
 
 @record
-class PartitionPlan:
+class PartitionPlan(Shown):
     """How a model would be divided between backends. Print it, or call `dry_run`.
 
     `regions`: the captured regions, more than one if there are graph breaks. `faults`: where a backend answered
@@ -177,6 +178,25 @@ class PartitionPlan:
         share = next(share for share in _shares(parts, (name,)) if share.backend == name)
         return Change(text, name, share.nodes, share.parts, len(parts))
 
+    def _brief(self) -> str:
+        shares = ", ".join(f"{share.backend} {share.nodes}" for share in self.coverage)
+        return f"{_head(self)}; operators by backend: {shares}"
+
+    def _blocks(self) -> Iterable[Block]:
+        yield _head(self)
+        yield Table(("backend", "operators", "parts", "of the arithmetic"), tuple(_share_rows(self)))
+        yield from (f"not captured in one piece: {entry}" for entry in self.records)
+        if self.refusals:
+            rows = [(g.backend, g.op, str(g.nodes), g.reason, str(g.location or "")) for g in self.refusals]
+            yield Table(("refused by", "operator", "times", "why", "first at"), tuple(rows))
+        yield from (fault.cause for fault in self.faults)
+        changes = (*self.block_sizes, *self.one_more)
+        if changes:
+            rows = [(c.backend, c.text, str(c.nodes), str(c.parts), str(c.all_parts)) for c in changes]
+            yield Table(("backend", "with", "operators", "parts", "parts in all"), tuple(rows))
+        for region in self.regions:
+            yield Folded(f"parts of {region.name}", "\n".join(_part_lines(region.parts)))
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -201,15 +221,26 @@ def _shares(parts: Sequence[Part], names: Sequence[str]) -> tuple[Share, ...]:
     return tuple(found.values())
 
 
-def _lines(plan: PartitionPlan) -> Iterable[str]:
+def _head(plan: PartitionPlan) -> str:
+    return f"{len(plan.regions)} regions, {plan.nodes} operators, {len(plan.parts)} parts"
+
+
+def _share_rows(plan: PartitionPlan) -> Iterable[tuple[str, str, str, str]]:
+    """Backend, operators, parts, and the part of the arithmetic: "" where that is not known."""
     shares = plan.coverage
     total = sum(share.flops or 0 for share in shares)
     known = all(share.flops is not None for share in shares) and total > 0
-    yield f"{len(plan.regions)} regions, {plan.nodes} operators, {len(plan.parts)} parts"
     for share in shares:
-        arithmetic = f", {100 * (share.flops or 0) / total:.1f} % of the arithmetic" if known else ""
         percent = 100 * share.nodes / plan.nodes if plan.nodes else 0
-        yield f"{share.backend}: {share.nodes} operators ({percent:.1f} %) in {share.parts} parts{arithmetic}"
+        arithmetic = f"{100 * (share.flops or 0) / total:.1f} %" if known else ""
+        yield share.backend, f"{share.nodes} operators ({percent:.1f} %)", f"{share.parts} parts", arithmetic
+
+
+def _lines(plan: PartitionPlan) -> Iterable[str]:
+    yield _head(plan)
+    for backend, operators, parts, arithmetic in _share_rows(plan):
+        share = f", {arithmetic} of the arithmetic" if arithmetic else ""
+        yield f"{backend}: {operators} in {parts}{share}"
     for entry in plan.records:
         yield f"not captured in one piece: {entry}"
     for region in plan.regions:

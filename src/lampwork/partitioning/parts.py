@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from torch import fx
 
 from lampwork.backends.protocol import Backend
+from lampwork.display import Shown
 from lampwork.errors import InvalidGraphError
 from lampwork.graph.nodes import copy_node
 from lampwork.partitioning.assign import Answers, Assignment, Ban
@@ -17,7 +18,7 @@ from lampwork.standard import operator
 
 
 @record
-class Part:
+class Part(Shown):
     """Nodes that one backend compiles together, in graph order. `graph` is the whole graph.
 
     Constant nodes belong to no part: they are computed once per set of weights, by the part that reads them if its

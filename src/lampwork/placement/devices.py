@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from lampwork import pristine
 from lampwork.api import compile
+from lampwork.display import Shown
 from lampwork.errors import OptionError, text_of
 from lampwork.records import record
 from lampwork.standard import functools, math
@@ -120,7 +121,7 @@ def _with_threads(threads: int, call: Callable[..., Any], *args: Any, **kwargs: 
 
 
 @record
-class Absent:
+class Absent(Shown):
     """A device that was asked for and that this machine lacks."""
 
     name: str

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from lampwork.approximation.report import aligned
+from lampwork.display import Block, Shown, Table
+from lampwork.display.units import time_text
 from lampwork.placement.devices import Absent
 from lampwork.records import record
 
 
 @record
-class PartPlan:
+class PartPlan(Shown):
     """One part of a model. `name`: the modules whose weights it reads, or its operators. `operators`: how many.
 
     `seconds`: of a call of the part alone, compiled, on each device where it can run. `refused`: why it cannot on the
@@ -27,7 +28,7 @@ class PartPlan:
 
 
 @record
-class CopyPlan:
+class CopyPlan(Shown):
     """A tensor that is copied on each call. `name`: the part that makes it, or the input."""
 
     name: str
@@ -38,7 +39,7 @@ class CopyPlan:
 
 
 @record
-class WholePlan:
+class WholePlan(Shown):
     """The model on one device or on several, from the caller's tensors to the caller's: `seconds` of a call, measured;
     None where it cannot run, and `reason` says why."""
 
@@ -46,13 +47,16 @@ class WholePlan:
     seconds: float | None
     reason: str = ""
 
+    def _brief(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         name = " and ".join(self.devices)
         return f"{name} {time_text(self.seconds)}" if self.seconds is not None else f"{name}: {self.reason}"
 
 
 @record
-class PlacementPlan:
+class PlacementPlan(Shown):
     """Where the parts of a model run, and why. `str()` lists it.
 
     `predicted`: seconds of a call, parts and copies one after another; parts that follow each other on a device are
@@ -82,23 +86,26 @@ class PlacementPlan:
         return tuple(dict.fromkeys(part.device for part in self.parts))
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(map(str, self._blocks()))
 
-    def __repr__(self) -> str:
-        return f"<PlacementPlan on {' and '.join(self.devices)}, {time_text(self.seconds)} a call>"
+    def _brief(self) -> str:
+        return f"on {' and '.join(self.devices)}, {time_text(self.seconds)} a call"
+
+    def _blocks(self) -> Iterable[Block]:
+        return _blocks(self)
 
 
-def _lines(plan: PlacementPlan) -> Iterable[str]:
+def _blocks(plan: PlacementPlan) -> Iterable[Block]:
     yield f"placed on {' and '.join(plan.devices)}: {time_text(plan.seconds)} a call, {plan.verdict}"
     yield f"each alone: {'; '.join(map(str, plan.singles))}"
     copying = sum(copy.seconds for copy in plan.copies)
     yield f"predicted {time_text(plan.predicted)}, copies {time_text(copying)} of it"
     names = list(dict.fromkeys(single.devices[0] for single in plan.singles))
-    rows = [("", "part", "operators", *names, "runs on", "why")]
+    rows: list[tuple[str, ...]] = []
     for number, part in enumerate(plan.parts):
         times = (time_text(part.seconds[name]) if name in part.seconds else "-" for name in names)
         rows.append((str(number), part.name, str(part.operators), *times, part.device, part.why))
-    yield from aligned(rows)
+    yield Table(("", "part", "operators", *names, "runs on", "why"), tuple(rows))
     for copy in plan.copies:
         yield (
             f"copied: {copy.name}, {copy.source} -> {copy.target}, {copy.nbytes:,} bytes, "
@@ -109,13 +116,3 @@ def _lines(plan: PlacementPlan) -> Iterable[str]:
     for device in plan.absent:
         yield f"{device.name} is absent: {device.reason}"
     yield f"results differ from eager's by {plan.difference:.2g} of the largest"
-
-
-def time_text(seconds: float | None) -> str:
-    """Three digits: "1.23 ms", "45.6 us"."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from lampwork.display.units import time_text
 from lampwork.min_cut import NEVER
 from lampwork.partitioning.parts import calls_in
 from lampwork.placement.assignment import HOME
 from lampwork.placement.choosing import Candidate, Choice
 from lampwork.placement.devices import Absent
 from lampwork.placement.execution import Fragment, Placing, nbytes
-from lampwork.placement.plan import CopyPlan, PartPlan, PlacementPlan, WholePlan, time_text
+from lampwork.placement.plan import CopyPlan, PartPlan, PlacementPlan, WholePlan
 
 
 def plan_of(placing: Placing, choice: Choice, absent: tuple[Absent, ...], difference: float) -> PlacementPlan:

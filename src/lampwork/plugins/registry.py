@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lampwork import logs
+from lampwork.display import Shown
 from lampwork.errors import Location
 from lampwork.locks import new_lock
 from lampwork.plugins.fingerprint import content_hash
@@ -31,8 +32,8 @@ class Place:
         return f"{'before' if self.before else 'after'} {self.anchor}"
 
 
-@dataclass(slots=True, eq=False)
-class Registered:
+@dataclass(slots=True, eq=False, repr=False)
+class Registered(Shown):
     """A rewrite, a pass or a sequence of them, as `lampwork.rewrite`, `register_pass` and `sequence` return it.
 
     `enabled` is its switch in all compilations that do not name it in `passes="+name"` or `"-name"`. `hits`: how often
@@ -54,6 +55,10 @@ class Registered:
     hits: int = 0
     refused: int = 0
     _first_hash: str = field(default="", repr=False)
+
+    def _brief(self) -> str:
+        state = "on" if self.enabled else "off"
+        return f"{self.kind} {self.name}, {state}, {self.hits} hits, {self.refused} refused, {self.source}"
 
     @property
     def hash(self) -> str:
@@ -121,8 +126,8 @@ class Selection:
         )
 
 
-@dataclass(slots=True, eq=False)
-class Registry:
+@dataclass(slots=True, eq=False, repr=False)
+class Registry(Shown):
     """What is registered, by name, in the order of registration; safe to use from several threads.
 
     `generation` grows with every change. `retired`: the names of what is no longer registered. `reserved`: those of the

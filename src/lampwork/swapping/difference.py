@@ -13,11 +13,13 @@ from torch.utils import _pytree as pytree
 
 from lampwork import pristine
 from lampwork.compiled.stance import set_stance
+from lampwork.display import Shown
 from lampwork.records import record
+from lampwork.standard import copy
 
 
 @record
-class Difference:
+class Difference(Shown):
     """How far one tensor of the output moved.
 
     `output`: where it stands in the output ("" if it is the output). `max_abs`: the largest difference. `relative`:
@@ -74,6 +76,12 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
             yield from tensors_of(item, f"{name}.{field.name}" if name else field.name)
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A copy of a model with modules of its own, and the same parameters and buffers."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, dict(tensors))
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
+from lampwork.display import Block, Shown, Table
 from lampwork.records import record
 from lampwork.swapping.difference import Difference
 from lampwork.swapping.install import Installed, take_all_out
@@ -11,7 +14,7 @@ from lampwork.swapping.sites import class_of
 
 
 @record
-class Change:
+class Change(Shown):
     """One module that was swapped. `names`: all its names, several if it is shared. `key`: the key that selected it."""
 
     names: tuple[str, ...]
@@ -23,12 +26,15 @@ class Change:
     def name(self) -> str:
         return self.names[0]
 
+    def _brief(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return f"{', '.join(self.names)}: {class_of(self.old).__name__} -> {class_of(self.new).__name__}"
 
 
 @record
-class Unmatched:
+class Unmatched(Shown):
     """A key that selects no module of the model, and what comes nearest to it."""
 
     key: str
@@ -36,7 +42,7 @@ class Unmatched:
 
 
 @record
-class SwapReport:
+class SwapReport(Shown):
     """What `swap` changed. `str()` lists it, `undo()` reverts it.
 
     `changes`: the modules that were swapped. `unmatched`: keys that changed nothing. `differences`: with `check`, one
@@ -58,10 +64,32 @@ class SwapReport:
         """
         take_all_out(self._installed)
 
+    def _brief(self) -> str:
+        brief = f"{type(self.model).__name__}: {_swapped(self)}"
+        return brief + "".join(f", key {item.key} changed nothing" for item in self.unmatched)
+
+    def _blocks(self) -> Iterable[Block]:
+        yield _swapped(self)
+        if self.changes:
+            rows = [
+                (", ".join(c.names), class_of(c.old).__name__, class_of(c.new).__name__, c.key)
+                for c in self.changes
+            ]
+            yield Table(("module", "was", "is", "by"), tuple(rows))
+        yield from (f"key {item.key} changed nothing: {item.reason}" for item in self.unmatched)
+        yield from (f"note: {note}" for note in self.notes)
+        if self.differences:
+            rows = [(d.output or "output", f"{d.max_abs:.3g}", f"{d.relative:.3g}") for d in self.differences]
+            yield Table(("output", "max difference", "relative"), tuple(rows))
+
     def __str__(self) -> str:
-        lines = [f"swapped {len(self.changes)} modules"]
+        lines = [_swapped(self)]
         lines += [f"  {change}  (by {change.key})" for change in self.changes]
         lines += [f"key {item.key} changed nothing: {item.reason}" for item in self.unmatched]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"difference of {difference}" for difference in self.differences]
         return "\n".join(lines)
+
+
+def _swapped(report: SwapReport) -> str:
+    return f"swapped {len(report.changes)} modules"

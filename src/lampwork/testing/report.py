@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
+from lampwork.display import Shown
 from lampwork.errors import LampworkError
 from lampwork.records import record
 
@@ -12,7 +13,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 
 @record
-class Check:
+class Check(Shown):
     """One check: what it looks at, how it ended, and what exactly was seen."""
 
     name: str
@@ -25,7 +26,7 @@ class Check:
 
 
 @record
-class Report:
+class Report(Shown):
     """All checks of one plug-in, in order. Printable."""
 
     subject: str

@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ARGUMENTS = {
     "demo.py": ["--quick", "--no-peers", "--threads", "1"],
-    "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--rounds", "1"],
+    "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--seconds", "0"],
     "train_distributed.py": ["--steps", "20"],
     "tensor_parallel.py": ["--steps", "5"],
 }

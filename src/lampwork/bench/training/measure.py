@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 import lampwork
 from lampwork.bench.compilers import COMPILERS, Job
-from lampwork.bench.measure import BUDGET_SECONDS, errors, peak_of_runs, rounds
+from lampwork.bench.measure import BUDGET_SECONDS, errors, peak_of_runs
 from lampwork.bench.summary import OURS
 from lampwork.bench.training.networks import Loss, Training, load
 from lampwork.records import record
+from lampwork.timing import rounds
 
 LEARNING_RATE = 1e-4
 STEPS = 10  # whose losses are compared

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from lampwork import pristine
+from lampwork.display import Shown
 from lampwork.graph.islands import Placed, Sharding
 from lampwork.graph.symbols import Condition, SymbolicFloat
 from lampwork.records import record
@@ -23,26 +24,29 @@ from lampwork.records import record
 
 
 @record
-class Arg:
+class Arg(Shown):
     """The i-th positional argument of the call, as passed (before binding to parameters)."""
 
     index: int
 
 
 @record
-class Kwarg:
+class Kwarg(Shown):
     """A keyword argument of the call, as passed."""
 
     name: str
 
 
 @record(eq=False)
-class Known:
+class Known(Shown):
     """An object that is the same on every call: the module, the function, a globals dict, a closure cell.
     Compared by identity of `value`."""
 
     value: Any
     name: str
+
+    def _brief(self) -> str:
+        return self.name
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Known) and other.value is self.value
@@ -52,7 +56,7 @@ class Known:
 
 
 @record
-class Attr:
+class Attr(Shown):
     """getattr(base, name)."""
 
     base: Source
@@ -60,7 +64,7 @@ class Attr:
 
 
 @record
-class Slot:
+class Slot(Shown):
     """What base holds in an attribute that `__slots__` of its class made."""
 
     base: Source
@@ -68,7 +72,7 @@ class Slot:
 
 
 @record
-class DictItem:
+class DictItem(Shown):
     """dict.__getitem__(base, key): globals, instance dicts, module tables. key is compared by equality."""
 
     base: Source
@@ -76,7 +80,7 @@ class DictItem:
 
 
 @record
-class Item:
+class Item(Shown):
     """base[key] for a list or tuple (integer key)."""
 
     base: Source
@@ -84,21 +88,21 @@ class Item:
 
 
 @record
-class CellContents:
+class CellContents(Shown):
     """cell.cell_contents of a closure cell."""
 
     base: Source
 
 
 @record
-class InstanceDict:
+class InstanceDict(Shown):
     """base.__dict__."""
 
     base: Source
 
 
 @record
-class Result:
+class Result(Shown):
     """base(): the state behind a function without arguments (a weak reference, a getter of the process's state)."""
 
     base: Source
@@ -128,7 +132,7 @@ GuardKind = Literal[
 
 
 @record
-class TensorGuard:
+class TensorGuard(Shown):
     """Exact type, dtype, device, sizes, strides, requires_grad; layout and dispatch keys as at capture.
     A None in sizes or strides is not compared."""
 
@@ -141,7 +145,7 @@ class TensorGuard:
 
 
 @record
-class ClassAttr:
+class ClassAttr(Shown):
     """What a look-up of `name` along the MRO of a class finds, unbound; `missing`: nothing."""
 
     name: str
@@ -150,7 +154,7 @@ class ClassAttr:
 
 
 @record
-class FunctionState:
+class FunctionState(Shown):
     """The slots of a Python function that say what a call of it does, beside its closure and globals."""
 
     code: types.CodeType
@@ -163,7 +167,7 @@ class FunctionState:
 
 
 @record
-class Guard:
+class Guard(Shown):
     """`line` is the user's line that made the guard needed, for printing and recompile records."""
 
     source: Source
@@ -173,7 +177,7 @@ class Guard:
 
 
 @record
-class Symbol:
+class Symbol(Shown):
     """A number that may differ from call to call: a size or stride of a tensor, a Python int (exactly `int`), or a
     Python float (exactly `float`), whose symbol is the int64 of the same bits.
 
@@ -191,7 +195,7 @@ class Symbol:
 
 
 @record
-class GlobalState:
+class GlobalState(Shown):
     """Process and thread state that every entry is guarded on. `backends`: whether torch may use its flash, memory
     efficient and math kernels of attention and oneDNN, whether deterministic mode only warns, whether autocast keeps
     cast weights, whether oneDNN may compute products and convolutions of float32 in bfloat16, and cuBLAS products of
@@ -242,7 +246,7 @@ StepKind = Literal[
 
 
 @record
-class Step:
+class Step(Shown):
     """`args` are numbers of earlier steps."""
 
     kind: StepKind
@@ -251,7 +255,7 @@ class Step:
 
 
 @record
-class Recipe:
+class Recipe(Shown):
     """All steps run in order; the call returns the value of step `result`."""
 
     steps: tuple[Step, ...]
@@ -262,7 +266,7 @@ class Recipe:
 
 
 @record
-class Record:
+class Record(Shown):
     """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record."""
 
     code: str
@@ -277,8 +281,8 @@ class Record:
         return f"{text}\n  fix: {self.fix}" if self.fix else text
 
 
-@dataclass(slots=True, weakref_slot=True)
-class Region:
+@dataclass(slots=True, weakref_slot=True, repr=False)
+class Region(Shown):
     """One captured stretch of a function, from its start (or a resume point) to its return or its graph break.
 
     `graph`: functional ATen (see graph.verify); one placeholder per `inputs` source, then one per `bound` tensor, in

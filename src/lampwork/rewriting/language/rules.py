@@ -34,6 +34,7 @@ from typing import Any, ClassVar, cast
 
 from torch import fx
 
+from lampwork.display import Shown
 from lampwork.errors import Location, PassError, text_of
 from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor
@@ -73,7 +74,7 @@ class Rewrite:
 
 
 @record(eq=False)
-class Rule:
+class Rule(Shown):
     """A rewrite ready for the driver.
 
     `build` makes the replacement: a node, or a sequence with one for each output of the pattern. `strict`: a

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
+from lampwork.display import Shown
 from lampwork.errors import PassError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_size
@@ -40,7 +41,7 @@ Kind = Literal["tensor", "int", "float", "bool", "const", "number", "constant", 
 KINDS: tuple[Kind, ...] = ("tensor", "int", "float", "bool", "const", "number", "constant", "any")
 
 
-class Term:
+class Term(Shown):
     """Base of all terms. What there is besides variables, literals and calls is a *combinator*: a class in a file of
     its own in `combinators/`, which says by these methods all that there is to know of it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from lampwork import logs
+from lampwork.display import is_terminal
 
 _WIDTH = 24
 
@@ -19,7 +20,7 @@ class Progress:
 
     def step(self, title: str) -> None:
         """The next product is being measured."""
-        if sys.stderr is not None and sys.stderr.isatty() and not logs.enabled("tuning"):
+        if is_terminal(sys.stderr) and not logs.enabled("tuning"):
             filled = _WIDTH * self._done // self._total
             bar = "#" * filled + "." * (_WIDTH - filled)
             text = f"lampwork: tuning [{bar}] {self._done + 1}/{self._total} {title}"

@@ -1,0 +1,39 @@
+"""What a result consists of when it is shown: lines of text, tables, and what is folded away until it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Not records: those know how things are shown, and this is part of that.
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`head`: the titles of the columns; each row has a cell for each. `str()` is the table with aligned columns."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(aligned((self.head, *self.rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Text behind a title: in a notebook, a click opens it."""
+
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.title}\n{self.text}"
+
+
+Block = str | Table | Folded
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, with columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
