@@ -14,7 +14,8 @@ from lampwork.transforms.pipeline import tree_rules
 
 @record
 class Row:
-    """One rewrite, pass or sequence; see Registered. `hash` is abbreviated."""
+    """One rewrite, pass or sequence; see Registered. `hash` is abbreviated. `tolerance`: how far a rewrite may be off
+    on purpose, as a share of its results' size."""
 
     name: str
     kind: str
@@ -24,6 +25,7 @@ class Row:
     refused: int
     hash: str
     source: str
+    tolerance: float = 0.0
 
 
 class RewriteTable(tuple[Row, ...]):
@@ -41,9 +43,11 @@ class RewriteTable(tuple[Row, ...]):
     def __str__(self) -> str:
         if not self:
             return "nothing is registered"
-        head = ("name", "kind", "place", "on", "hits", "refused", "hash", "source")
+        head = ("name", "kind", "place", "on", "hits", "refused", "hash", "tolerance", "source")
         lines = [head, *(_cells(row) for row in self)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        if not any(row.tolerance for row in self):
+            lines = [(*line[:-2], line[-1]) for line in lines]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
         )
@@ -53,12 +57,24 @@ class RewriteTable(tuple[Row, ...]):
 
 def _cells(row: Row) -> Sequence[str]:
     on = "yes" if row.enabled else "no"
-    return (row.name, row.kind, row.place, on, str(row.hits), str(row.refused), row.hash, row.source)
+    tolerance = f"{row.tolerance:g}" if row.tolerance else ""
+    return (
+        row.name,
+        row.kind,
+        row.place,
+        on,
+        str(row.hits),
+        str(row.refused),
+        row.hash,
+        tolerance,
+        row.source,
+    )
 
 
 def rewrites(*, all: bool = False) -> RewriteTable:
-    """A table of the registered rewrites and passes: name, kind, place, whether it is enabled, hits and refusals in all
-    compilations so far, content hash and source. `.never_fired` selects those without hits; `.to_json()` returns JSON.
+    """A table of the registered rewrites and passes: name, kind, place, whether it is enabled, hits (what was undone
+    again is none) and refusals in all compilations so far, content hash, tolerance and source. `.never_fired` selects
+    those without hits; `.to_json()` returns JSON.
 
     Args:
         all: also list Lampwork's own rewrites, in the order in which they are tried.
@@ -83,6 +99,7 @@ def _row(item: Registered) -> Row:
         item.refused,
         item.hash[:12],
         _short(item.source),
+        item.rule.tolerance if item.rule is not None else 0.0,
     )
 
 
