@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lampwork.display import show
@@ -66,16 +68,40 @@ def _bisect(given: argparse.Namespace) -> int:
 
 
 def _rewrites(given: argparse.Namespace) -> int:
-    if given.script:
-        check_script(given.script)
-        sys.argv = [given.script, *given.arguments]
-        runpy.run_path(given.script, run_name="__main__")
+    status = _run_script(given.script, given.arguments) if given.script else 0
+    if status is None:
+        return 1
     table = rewrites(all=True)
     table = table.never_fired if given.never_fired else table
     if given.json:
         print(table.to_json())
     else:
         show(table)
+    return status
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> int | None:
+    """Run a script as Python does; its exit status, None if it raised, after its traceback has been printed.
+
+    Raises:
+        OptionError: there is no such file.
+    """
+    check_script(script)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except Exception as error:  # noqa: BLE001  (the boundary to code of others)
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != script:
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        return None
     return 0
 
 

@@ -147,8 +147,8 @@ class NumericPassError(PassError):
 
 class RewriteError(PassError):
     """A rewrite failed: its check or replacement raised, its replacement has a different shape or dtype from what it
-    replaces, or rewrites undo each other. `rewrites` names the rewrites. `undone`: the graph is as it was before them;
-    otherwise it is valid, with some of their changes in it."""
+    replaces, or rewrites do not come to an end (`endless`). `rewrites` names the rewrites. `undone`: the graph is as it
+    was before them; otherwise it is valid, with some of their changes in it."""
 
     code = "LW310"
 
@@ -158,11 +158,13 @@ class RewriteError(PassError):
         *,
         rewrites: tuple[str, ...] = (),
         undone: bool = True,
+        endless: bool = False,
         fix: str = "",
         location: Location | None = None,
     ) -> None:
         self.rewrites = rewrites
         self.undone = undone
+        self.endless = endless
         super().__init__(cause, fix=fix, location=location)
 
 

@@ -12,7 +12,7 @@ from lampwork.rewriting.language.combinators.repeated import repeated
 from lampwork.rewriting.language.combinators.through import through
 from lampwork.rewriting.language.combinators.via import scaled
 from lampwork.rewriting.language.term import call
-from lampwork.rewriting.language.variables import anything, constant, number, tensor
+from lampwork.rewriting.language.variables import anything, constant, number, rest, tensor
 
 __all__ = [
     "anything",
@@ -22,6 +22,7 @@ __all__ = [
     "maybe",
     "number",
     "repeated",
+    "rest",
     "scaled",
     "tensor",
     "through",

@@ -19,18 +19,19 @@ Kind = TypeVar("Kind", bound=type)
 @overload
 def record(kind: Kind, /) -> Kind: ...
 @overload
-def record(*, eq: bool = True) -> Callable[[Kind], Kind]: ...
+def record(*, eq: bool = True, repr: bool = True) -> Callable[[Kind], Kind]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def record(kind: Any = None, /, *, eq: bool = True) -> Any:
+def record(kind: Any = None, /, *, eq: bool = True, repr: bool = True) -> Any:
     """A class of data with slots, compared and hashed by its fields, which are set once. One that is Shown keeps the
     short `repr` of that.
 
     Args:
         eq: False: compared and hashed by identity, or as the class itself says.
+        repr: False: printed as the class itself says.
     """
 
     def make(kind: type) -> type:
-        bare = not issubclass(kind, Shown)
+        bare = repr and not issubclass(kind, Shown)
         return dataclasses.dataclass(slots=True, eq=eq, unsafe_hash=eq, repr=bare)(kind)
 
     return make if kind is None else make(kind)

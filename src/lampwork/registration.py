@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from torch import fx
@@ -21,7 +22,7 @@ from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import Place, Registered, registry
 from lampwork.plugins.switches import Switches
 from lampwork.rewriting.apply.driver import Rule, as_rule, rule, rule_of
-from lampwork.rewriting.language.rules import source_of
+from lampwork.rewriting.language.rules import checked_tolerance, source_of
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import functools
 from lampwork.transforms.pipeline import check_switches, pass_names
@@ -41,6 +42,7 @@ def rewrite(
     after: str = "",
     before: str = "",
     enabled: bool = True,
+    tolerance: float = 0.0,
 ) -> Any:
     """Register a rewrite: from now on every compilation applies it.
 
@@ -49,7 +51,8 @@ def rewrite(
 
     A rewrite is a line of algebra, `rewrite("neg(neg(x))", "x")`; two functions of PyTorch code,
     `rewrite(lambda x, y, c: (x + y) / c, lambda x, y, c: torch.ops.mine.add_div(x, y, c))`; or, as a decorator, a class
-    with `pattern`, `replacement` and optionally `check(match)`. It replaces a registered rewrite of the same name.
+    with `pattern`, `replacement` and optionally `check(match)`, `priority` and `tolerance`. It replaces a registered
+    rewrite of the same name.
 
     Returns the `Registered`, which has `hits`, `enable()`, `disable()` and `unregister()`.
 
@@ -63,45 +66,105 @@ def rewrite(
         after, before: the name of a pass; the rewrite then runs on its own right after or before that pass. By
             default all rewrites run together in the pass `rewrites`.
         enabled: if False, only compilations with passes="+name" apply it, until `enable()` is called.
+        tolerance: for an approximation on purpose: the root mean square error that it may make, as a share of the root
+            mean square of the results that it replaces. verify="numeric" accepts it up to that, for floating results;
+            nothing else depends on it.
 
     Raises:
         PassError: the pattern or the replacement is invalid.
         OptionError: `after` or `before` names no pass, or `name` is the name of one of Lampwork's passes.
     """
-    if pattern is None:
+    if pattern is None and replacement is None:
         return functools.partial(
-            rewrite, name=name, check=check, priority=priority, after=after, before=before, enabled=enabled
+            rewrite,
+            name=name,
+            check=check,
+            priority=priority,
+            after=after,
+            before=before,
+            enabled=enabled,
+            tolerance=tolerance,
         )
     place = _place(after, before)
-    made = _rule(pattern, replacement, name, check, priority)
+    made = _rule(pattern, replacement, name, check, priority, tolerance)
     _check_name(made.name)
-    plugin = (pattern, replacement, check, priority)
+    plugin = (pattern, replacement, check, priority, tolerance)
     item = Registered(
         made.name, "rewrite", plugin, registry(), made.source, enabled=enabled, place=place, rule=made
     )
     return registry().add(item)
 
 
-def _rule(pattern: Any, replacement: Any, name: str, check: Check | None, priority: int) -> Rule:
+def _rule(
+    pattern: Any,
+    replacement: Any,
+    name: str = "",
+    check: Check | None = None,
+    priority: int = 0,
+    tolerance: float = 0.0,
+) -> Rule:
     if check is not None and not callable(check):
         raise PassError(
             f"the check of a rewrite is {check!r}", fix="give a function (match) -> Yes() or No(reason)"
         )
     if type(priority) is not int:
         raise PassError(f"the priority of a rewrite is {priority!r}", fix="give an int")
+    tolerance = checked_tolerance(tolerance)
     if isinstance(pattern, str) and isinstance(replacement, str):
-        return rule(pattern, replacement, name=name, check=check, priority=priority, source=_caller())
-    if isinstance(pattern, Rule) or hasattr(pattern, "pattern"):
+        return rule(
+            pattern,
+            replacement,
+            name=name,
+            check=check,
+            priority=priority,
+            tolerance=tolerance,
+            source=_caller(),
+        )
+    whole = isinstance(pattern, type | Rule) or hasattr(pattern, "pattern") or hasattr(pattern, "replacement")
+    if replacement is None and whole:
         made = as_rule(pattern)
         return dataclasses.replace(
-            made, name=name or made.name, check=check or made.check, priority=priority or made.priority
+            made,
+            name=name or made.name,
+            check=check or made.check,
+            priority=priority or made.priority,
+            tolerance=tolerance or made.tolerance,
         )
-    if callable(pattern) and callable(replacement):
-        return rule_of(pattern, replacement, name=name, check=check, priority=priority)
-    raise PassError(
-        f"rewrite() takes two texts, two functions or a class with `pattern` and `replacement`, got {pattern!r}",
-        fix='write lampwork.rewrite("neg(neg(x))", "x")',
-    )
+    if callable(pattern) and callable(replacement) and not whole:
+        return rule_of(pattern, replacement, name=name, check=check, priority=priority, tolerance=tolerance)
+    raise _no_rewrite(pattern, replacement)
+
+
+def _no_rewrite(pattern: Any, replacement: Any) -> PassError:
+    """The error of arguments that are no rewrite together."""
+    given = f"got {_what(pattern)} and {_what(replacement)}"
+    forms = "two texts, two functions or a class with `pattern` and `replacement`"
+    if replacement is None and isinstance(pattern, str):
+        return PassError(
+            f"the rewrite of {pattern!r} has no replacement: rewrite() takes {forms}",
+            fix=f'give it as the second argument, lampwork.rewrite({pattern!r}, "...")',
+        )
+    if replacement is None and callable(pattern):
+        return PassError(
+            f"the rewrite of {_what(pattern)} has no replacement: rewrite() takes {forms}",
+            fix="give a second function, lampwork.rewrite(pattern, replacement), or put both into a class",
+        )
+    if isinstance(pattern, type) or hasattr(pattern, "pattern"):
+        return PassError(
+            f"{_what(pattern)} has its own replacement, and rewrite() is given another: {_what(replacement)}",
+            fix="give the class alone, or two functions",
+        )
+    return PassError(f"rewrite() takes {forms}, {given}", fix='write lampwork.rewrite("neg(neg(x))", "x")')
+
+
+def _what(value: Any) -> str:
+    """A value in the words of a message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    plain = value is None or isinstance(value, str | int | float)
+    return repr(value) if plain else f"a {type(value).__name__}"
 
 
 def register_pass(
@@ -146,12 +209,32 @@ def _pass(step: Any, name: str, place: Place | None, enabled: bool) -> Registere
     run: Any = getattr(made, "run", None) or made
     if not callable(run):
         raise OptionError(
-            f"{step!r} is no pass", fix="give a function (graph, ctx), or a class with run(graph, ctx)"
+            f"{_what(step)} is no pass", fix="give a function (graph, ctx), or a class with run(graph, ctx)"
         )
-    given = name or getattr(made, "name", "") or _dashed(getattr(step, "__name__", type(made).__name__))
-    _check_name(given)
     source = source_of(getattr(run, "__func__", run)) or _caller()
+    own = _dashed(str(getattr(step, "__name__", type(made).__name__)))
+    if own == "<lambda>" and source is not None:
+        own = f"{Path(source.file).name}:{source.line}"
+    given = name or getattr(made, "name", "") or own
+    _check_name(given)
+    _check_takes(run, given, source)
     return Registered(given, "pass", made, registry(), source, enabled=enabled, place=place, step=run)
+
+
+def _check_takes(run: Callable[..., Any], name: str, source: Location | None) -> None:
+    """Raise OptionError if a pass cannot be called with the graph and the context."""
+    try:
+        signature = inspect.signature(run)
+    except ValueError:
+        return  # of a builtin, which does not say
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise OptionError(
+            f"pass {name} takes {signature}, and is called with the graph and the context",
+            fix="write it with two arguments, (graph, ctx)",
+            location=source,
+        ) from None
 
 
 def sequence(
@@ -204,7 +287,7 @@ def _member(name: str, step: Any) -> Registered | str:
         pair = cast("tuple[Any, ...]", step)
         if len(pair) != 2:
             raise OptionError(f"sequence {name}: {step!r} is no pair", fix="give a pattern and a replacement")
-        made = _rule(*pair, "", None, 0)
+        made = _rule(*pair)
         return Registered(made.name, "rewrite", step, registry(), made.source, rule=made)
     if isinstance(step, Rule) or hasattr(step, "pattern"):
         made = as_rule(step)

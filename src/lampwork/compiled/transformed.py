@@ -25,4 +25,5 @@ def transform(
     observer.transformed(graph, records, ctx.backend_passes)
     parts = partition(graph, backends, function.note_fault)
     observer.partitioned(parts)
+    ctx.settle()
     return parts

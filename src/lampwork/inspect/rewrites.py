@@ -15,7 +15,8 @@ from lampwork.transforms.pipeline import tree_rules
 
 @record
 class Row(Shown):
-    """One rewrite, pass or sequence; see Registered. `hash` is abbreviated."""
+    """One rewrite, pass or sequence; see Registered. `hash` is abbreviated. `tolerance`: how far a rewrite may be off
+    on purpose, as a share of its results' size."""
 
     name: str
     kind: str
@@ -25,6 +26,7 @@ class Row(Shown):
     refused: int
     hash: str
     source: str
+    tolerance: float = 0.0
 
 
 class RewriteTable(Listing[Row]):
@@ -42,8 +44,11 @@ class RewriteTable(Listing[Row]):
     def _blocks(self) -> Iterable[Block]:
         if not self:
             return ("nothing is registered",)
-        head = ("name", "kind", "place", "on", "hits", "refused", "hash", "source")
-        return (Table(head, tuple(map(_cells, self))),)
+        head = ("name", "kind", "place", "on", "hits", "refused", "hash", "tolerance", "source")
+        lines = [head, *map(_cells, self)]
+        if not any(row.tolerance for row in self):
+            lines = [(*line[:-2], line[-1]) for line in lines]
+        return (Table(lines[0], tuple(lines[1:])),)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._blocks()))
@@ -51,12 +56,24 @@ class RewriteTable(Listing[Row]):
 
 def _cells(row: Row) -> tuple[str, ...]:
     on = "yes" if row.enabled else "no"
-    return (row.name, row.kind, row.place, on, str(row.hits), str(row.refused), row.hash, row.source)
+    tolerance = f"{row.tolerance:g}" if row.tolerance else ""
+    return (
+        row.name,
+        row.kind,
+        row.place,
+        on,
+        str(row.hits),
+        str(row.refused),
+        row.hash,
+        tolerance,
+        row.source,
+    )
 
 
 def rewrites(*, all: bool = False) -> RewriteTable:
-    """A table of the registered rewrites and passes: name, kind, place, whether it is enabled, hits and refusals in all
-    compilations so far, content hash and source. `.never_fired` selects those without hits; `.to_json()` returns JSON.
+    """A table of the registered rewrites and passes: name, kind, place, whether it is enabled, hits (what was undone
+    again is none) and refusals in all compilations so far, content hash, tolerance and source. `.never_fired` selects
+    those without hits; `.to_json()` returns JSON.
 
     Args:
         all: also list Lampwork's own rewrites, in the order in which they are tried.
@@ -81,6 +98,7 @@ def _row(item: Registered) -> Row:
         item.refused,
         item.hash[:12],
         _short(item.source),
+        item.rule.tolerance if item.rule is not None else 0.0,
     )
 
 

@@ -22,6 +22,7 @@ from lampwork.plugins.switches import Switches
 from lampwork.records import record
 from lampwork.rewriting.apply.apply import verdict_of
 from lampwork.rewriting.apply.driver import Rule
+from lampwork.rewriting.language.names import nearest
 from lampwork.rewriting.language.rules import snake_case
 from lampwork.rewriting.matching.match import Match, matches, nearest_miss_in
 from lampwork.transforms.pipeline import select_passes, tree_rules
@@ -142,8 +143,10 @@ def _rule(rewrite: Any) -> tuple[Rule, str]:
     if name in tree_rules():
         home, rule = tree_rules()[name]
         return rule, home
+    near = nearest(name, [*registry().items, *tree_rules()])
+    hint = f"did you mean {near!r}? " if near else ""
     raise OptionError(
-        f"no rewrite is called {name!r}", fix="print(lampwork.rewrites(all=True)) lists all there are"
+        f"no rewrite is called {name!r}", fix=f"{hint}print(lampwork.rewrites(all=True)) lists all there are"
     )
 
 

@@ -90,6 +90,8 @@ class PassContext:
         if self.fuel > 0:
             self.fuel -= 1
         self.hits[name] += 1
+        if self.numeric is not None and rule is not None and rule.tolerance:
+            self.numeric.approximated = True
         if self.witness is not None and rule is not None and match is not None:
             self.witness(rule, match)
         return True
@@ -103,12 +105,22 @@ class PassContext:
             what["line"] = str(node.meta.get("location") or "")
         return what
 
+    def settle(self) -> None:
+        """Add to the counts of the whole process what has changed the graph and stayed, and what was refused: once the
+        graph is done, as until then a pass may be undone."""
+        if not self.counting:
+            return
+        refused: Counter[str] = Counter()
+        for (name, _), count in self.refusals.items():
+            refused[name] += count
+        registry().count(self.selection, self.hits, refused)
+
     def refuse(self, name: str, reason: str) -> None:
         """Count a match of the rewrite `name` that was not applied."""
         self.refusals[name, reason] += 1
 
-    def approve(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> Verdict:
-        """Whether the rewrite may put `new` in the place of the roots of the match.
+    def approve(self, rule: Rule, match: Match, old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
+        """Whether the rewrite may put `new` in the place of `old`, the results of the match.
 
         Raises:
             NumericError: it would change results, under verify="numeric".
@@ -119,7 +131,7 @@ class PassContext:
                 return No(f"a backend keeps {whole.target}")
         self._approved = rule, match
         if self.numeric is not None:
-            self.numeric.check_rewrite(rule, match, new)
+            self.numeric.check_rewrite(rule, match, old, new)
         return Yes()
 
     def fault(self, error: RewriteError) -> None:

@@ -16,6 +16,7 @@ from lampwork.errors import (
     InvalidGraphError,
     LampworkError,
     Location,
+    PassError,
     PassTimeoutError,
     PluginPassError,
     RewriteError,
@@ -27,7 +28,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
-from lampwork.plugins.registry import Registered, registry
+from lampwork.plugins.registry import Registered
 from lampwork.plugins.time_limit import TimeIsUp, time_limit
 from lampwork.records import record
 from lampwork.rewriting.apply.driver import Rewriter, Rule
@@ -59,16 +60,21 @@ class PassStep:
         if ctx.exhausted:
             return
         before, content = ctx.hits[self.name], structural_hash(graph)
-        guarded(self.name, self.item.source, lambda: self.item.step(graph, ctx), graph, ctx)
+        guarded(self.name, self.item.source, lambda: self._run(graph, ctx), graph, ctx)
         if ctx.hits[self.name] == before and structural_hash(graph) != content:
             ctx.spend(self.name)  # it does not count its changes itself
-        if ctx.counting:
-            registry().count(self.name, hits=ctx.hits[self.name] - before)
+
+    def _run(self, graph: fx.Graph, ctx: PassContext) -> None:
+        returned = self.item.step(graph, ctx)
+        if isinstance(returned, fx.Graph | fx.GraphModule) and returned is not graph:
+            raise PassError(
+                "it returned a new graph, which nobody reads", fix="change the graph it is given, in place"
+            )
 
 
 def apply_rules(name: str, rules: tuple[Rule, ...], graph: fx.Graph, ctx: PassContext) -> None:
-    """Apply registered rewrites until none fires, and count for each of them. Those that never come to an end leave
-    no trace: the others start again without them."""
+    """Apply registered rewrites until none fires. Those that never come to an end leave no trace: the others start
+    again without them."""
     hits, refusals = Counter(ctx.hits), Counter(ctx.refusals)
     kept: fx.Graph | None = None
     while rules := tuple(r for r in rules if r.name not in ctx.banned):
@@ -76,13 +82,10 @@ def apply_rules(name: str, rules: tuple[Rule, ...], graph: fx.Graph, ctx: PassCo
         known, source = len(ctx.faults), rules[0].source if len(rules) == 1 else None
         if not guarded(name, source, lambda: _rewriter(rules).run(graph, ctx), graph, ctx):
             ctx.banned.update(r.name for r in rules)
-        if all(getattr(fault, "undone", True) for fault in ctx.faults[known:]):
+        if not any(isinstance(fault, RewriteError) and fault.endless for fault in ctx.faults[known:]):
             break
         restore_graph(graph, kept)
         ctx.hits, ctx.refusals = Counter(hits), Counter(refusals)
-    for r in rules if ctx.counting else ():
-        refused = sum(n - refusals[key] for key, n in ctx.refusals.items() if key[0] == r.name)
-        registry().count(r.name, hits=ctx.hits[r.name] - hits[r.name], refused=refused)
 
 
 @lru_cache(maxsize=16)

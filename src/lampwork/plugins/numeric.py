@@ -64,27 +64,29 @@ class Deviation:
 
 @dataclass(slots=True)
 class NumericCheck:
-    """The checks of one compilation. `unverified` counts, by (name, reason), what could not be run."""
+    """The checks of one compilation. `unverified` counts, by (name, reason), what could not be run. `approximated`: a
+    rewrite with a tolerance has changed the graph since the last pass was checked."""
 
     unverified: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     checked: int = 0
+    approximated: bool = False
     _baseline: list[tuple[Trial, _Outcome]] = field(default_factory=list[Any])
     _broken: str = ""
 
-    def check_rewrite(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> None:
-        """Compare what stands at the roots of a match with what is to replace it.
+    def check_rewrite(self, rule: Rule, match: Match, old: Sequence[fx.Node], new: Sequence[fx.Node]) -> None:
+        """Compare `old`, the results of a match, with what is to replace them.
 
         Inputs are samples for what the variables of the pattern stand for. Where these differ, or do not say all, more
         and more of what is above the match is computed too, as the variables may depend on each other.
 
         Raises:
-            NumericError: the results differ beyond tolerance.
+            NumericError: the results differ beyond rounding, and beyond the rewrite's own tolerance.
         """
         found: Deviation | None = None
         why = ""
-        for free in _cuts(match, new):
+        for free in _cuts(match, old, new):
             try:
-                found = _compare_nodes(match.roots, new, free)
+                found = _compare_nodes(old, new, free, rule.tolerance)
             except Unverifiable as error:
                 why = str(error)
                 continue
@@ -94,15 +96,18 @@ class NumericCheck:
         if found is None:
             self._skip(rule.name, why)
             return
+        beyond = f", beyond its tolerance of {rule.tolerance:g}" if rule.tolerance else ""
         raise NumericError(
-            f"rewrite {rule} at {match.root.name} changes results: {found}",
+            f"rewrite {rule} at {match.root.name} changes results: {found}{beyond}",
             rewrites=(rule.name,),
-            fix="correct the replacement, or refuse such matches in check()",
+            fix="correct the replacement, refuse such matches in check(), or, if it is an approximation on purpose, "
+            "give the rewrite a tolerance=, the error it may make as a share of the results' size",
             location=match.root.meta.get("location"),
         )
 
     def start(self, graph: fx.Graph) -> None:
-        """Note the results of the graph before all passes, on the samples for which they are finite."""
+        """Note the results of the graph, on the samples for which they are finite: passes are to leave them so."""
+        self._baseline = []
         try:
             outcomes = [(trial, _outcome(_results(graph), frozenset(), trial)) for trial in _TRIALS]
         except Unverifiable as why:
@@ -113,11 +118,17 @@ class NumericCheck:
             self._broken = "its results on samples are not finite"
 
     def check_pass(self, name: str, graph: fx.Graph) -> None:
-        """Compare the results of the graph with those before all passes.
+        """Compare the results of the graph with those before all passes, or with those after the last pass in which a
+        rewrite approximated on purpose: how far that may go is checked at each match, not what the rest of the graph
+        makes of it.
 
         Raises:
             NumericPassError: they differ beyond tolerance.
         """
+        if self.approximated:
+            self.approximated = False
+            self.start(graph)
+            return
         if not self._baseline:
             self._skip(name, self._broken)
             return
@@ -162,13 +173,13 @@ def _closed(old: Sequence[fx.Node], new: Sequence[fx.Node], free: frozenset[fx.N
     return True
 
 
-def _cuts(match: Match, new: Sequence[fx.Node]) -> Iterator[frozenset[fx.Node]]:
+def _cuts(match: Match, old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Iterator[frozenset[fx.Node]]:
     """Nodes to draw samples for, nearer ones first; at last only the inputs of the graph."""
     free = _variables(match)
-    if _closed(match.roots, new, free):
+    if _closed(old, new, free):
         yield free
     for steps in (4, 16):
-        yield _above((*match.roots, *new), steps)
+        yield _above((*old, *new), steps)
     yield frozenset()
 
 
@@ -183,11 +194,11 @@ def _above(nodes: Sequence[fx.Node], steps: int) -> frozenset[fx.Node]:
 
 
 def _compare_nodes(
-    old: Sequence[fx.Node], new: Sequence[fx.Node], free: frozenset[fx.Node]
+    old: Sequence[fx.Node], new: Sequence[fx.Node], free: frozenset[fx.Node], tolerance: float
 ) -> Deviation | None:
     for trial in _TRIALS:
         outcome = _outcome(old, free, trial)
-        found = _deviation(outcome, _values(new, free, trial, wide=False))
+        found = _deviation(outcome, _values(new, free, trial, wide=False), tolerance=tolerance)
         if found is not None:
             return found
     return None
@@ -301,14 +312,16 @@ def _scale(node: fx.Node, spec: TensorSpec, trial: Trial) -> float:
     return trial.scale
 
 
-def _deviation(outcome: _Outcome, new: Sequence[Any], factor: float = 1.0) -> Deviation | None:
-    """The first result that is worse than before beyond `factor` times the tolerance."""
+def _deviation(
+    outcome: _Outcome, new: Sequence[Any], factor: float = 1.0, tolerance: float = 0.0
+) -> Deviation | None:
+    """The first result that is worse than before beyond `factor` times rounding, and `tolerance` times its size."""
     exact = outcome.exact or (None,) * len(new)
     for number, (was, now, truth) in enumerate(zip(outcome.values, new, exact, strict=True)):
         truths = [*leaves(truth, Tensor)] or itertools.repeat(None)
         parts = zip(leaves(was, Tensor), leaves(now, Tensor), truths, strict=False)
         for a, b, t in parts:
-            found = _difference(a, b, t, factor)
+            found = _difference(a, b, t, factor, tolerance)
             if found is not None:
                 what, largest = found
                 return Deviation(f"result {number}: {what}" if len(new) > 1 else what, largest)
@@ -319,7 +332,9 @@ def _is_finite(values: Any) -> bool:
     return all(bool(pristine.isfinite(t).all()) for t in leaves(values, Tensor))
 
 
-def _difference(was: Tensor, now: Tensor, truth: Tensor | None, factor: float) -> tuple[str, float] | None:
+def _difference(
+    was: Tensor, now: Tensor, truth: Tensor | None, factor: float, tolerance: float
+) -> tuple[str, float] | None:
     """The rule of the framework's own tests: the error against float64 is at most twice what it was, plus a little."""
     if was.shape != now.shape or was.dtype != now.dtype:
         return f"{now.dtype} {tuple(now.shape)} in place of {was.dtype} {tuple(was.shape)}", float("inf")
@@ -347,7 +362,8 @@ def _difference(was: Tensor, now: Tensor, truth: Tensor | None, factor: float) -
     before = (was.double() - want)[finite].abs()
     scale = max(float(want[finite].square().mean().sqrt()), 1e-3)
     little = (8 if precise and was.dtype is not torch.float64 else 1000) * eps * scale
-    if float(error.square().mean().sqrt()) <= factor * (2 * float(before.square().mean().sqrt()) + little):
-        return None
     spread = float(error.square().mean().sqrt())
+    rounding = factor * (2 * float(before.square().mean().sqrt()) + little)
+    if spread <= rounding + tolerance * scale:
+        return None
     return f"error {spread:.3g} in numbers of size {scale:.3g}", float(error.max())

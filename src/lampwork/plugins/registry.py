@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lampwork import logs
 from lampwork.display import Shown
-from lampwork.errors import Location
+from lampwork.errors import Location, OptionError
 from lampwork.locks import new_lock
 from lampwork.plugins.fingerprint import content_hash
 from lampwork.plugins.switches import Switches
@@ -77,7 +77,18 @@ class Registered(Shown):
         return self._first_hash
 
     def enable(self) -> None:
-        """Use it from the next call of every compiled function on."""
+        """Use it from the next call of every compiled function on.
+
+        Raises:
+            OptionError: it is no longer registered.
+        """
+        now = self.registry.items.get(self.name)
+        if now is not self:
+            why = "has been unregistered" if now is None else "was replaced by another of its name"
+            raise OptionError(
+                f"the {self.kind} {self.name} {why}, so it cannot be enabled",
+                fix="register it again; disable() leaves out what is to come back",
+            )
         self._switch(True)
 
     def disable(self) -> None:
@@ -205,18 +216,18 @@ class Registry(Shown):
             return ""
         return hashlib.sha256("".join(i.version for i in items).encode()).hexdigest()
 
-    def count(self, name: str, hits: int = 0, refused: int = 0) -> None:
-        """Add to the counts of something registered."""
+    def count(self, selection: Selection, hits: Counter[str], refused: Counter[str]) -> None:
+        """Add to the counts of what was on in a compilation, and of the rewrites of the tree."""
+        registered = {item.name: item for item in selection.items}
         with self.lock:
-            item = self.items.get(name)
-            if item is not None:
-                item.hits += hits
-                item.refused += refused
-
-    def count_ours(self, kind: str, hits: Counter[str]) -> None:
-        """Add to the counts of rewrites of the tree: `kind` is "hits" or "refused"."""
-        with self.lock:
-            self.tally.setdefault(kind, Counter()).update(hits)
+            for kind, counts in (("hits", hits), ("refused", refused)):
+                ours = self.tally.setdefault(kind, Counter())
+                for name, count in counts.items():
+                    item = registered.get(name)
+                    if item is None:
+                        ours[name] += count
+                    else:
+                        setattr(item, kind, getattr(item, kind) + count)
 
 
 _NOTHING = Selection()

@@ -21,7 +21,7 @@ MISSING: Any = object()
 
 @record
 class Parameter:
-    """One argument of an op. `accepts` is "tensor", "number" or "other"; `optional` arguments also take None."""
+    """One argument of an op. `accepts` is "tensor", "number", "text" or "other"; `optional`: it takes None too."""
 
     name: str
     default: Any
@@ -67,7 +67,7 @@ def _accepts(type_text: str) -> str:
         return "tensor"
     if type_text in ("number", "float", "int", "bool", "Optional[number]", "Optional[float]"):
         return "number"
-    return "other"
+    return "text" if type_text in ("str", "Optional[str]") else "other"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -47,13 +47,20 @@ def exact_result(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor] | 
         return None
 
 
-def difference(got: Any, eager: Any, exact: Sequence[Tensor] | None = None, *, strides: bool = True) -> str:
+def difference(
+    got: Any,
+    eager: Any,
+    exact: Sequence[Tensor] | None = None,
+    *,
+    strides: bool = True,
+    tolerance: float = 0.0,
+) -> str:
     """How `got` differs from `eager`; "" if it does not.
 
     Structure, shapes, dtypes and, by default, strides must be equal, and so must integers and booleans. The root mean
     square distance of floating-point results from `exact`, eager's result in double precision, may be twice that of
-    eager itself plus a few roundings; without `exact` the distance from eager counts. Infinities and nans must be where
-    eager has them.
+    eager itself plus a few roundings, and `tolerance` times the root mean square of the results; without `exact` the
+    distance from eager counts. Infinities and nans must be where eager has them.
     """
     ours, theirs = [*leaves(got, Tensor)], [*leaves(eager, Tensor)]
     if type(got) is not type(eager) and not isinstance(got, list | tuple):
@@ -64,13 +71,15 @@ def difference(got: Any, eager: Any, exact: Sequence[Tensor] | None = None, *, s
     if len(truths) != len(theirs):
         truths = [None] * len(ours)
     for number, (mine, other, truth) in enumerate(zip(ours, theirs, truths, strict=True)):
-        text = _tensor_difference(mine, other, truth, strides)
+        text = _tensor_difference(mine, other, truth, strides, tolerance)
         if text:
             return f"result {number}: {text}"
     return ""
 
 
-def _tensor_difference(mine: Tensor, other: Tensor, truth: Tensor | None, strides: bool) -> str:
+def _tensor_difference(
+    mine: Tensor, other: Tensor, truth: Tensor | None, strides: bool, tolerance: float
+) -> str:
     if mine.shape != other.shape:
         return f"shape {tuple(mine.shape)}, not {tuple(other.shape)}"
     if mine.dtype != other.dtype:
@@ -82,10 +91,10 @@ def _tensor_difference(mine: Tensor, other: Tensor, truth: Tensor | None, stride
     if not (mine.is_floating_point() or mine.is_complex()):
         wrong = int((mine != other).sum())
         return f"{wrong} of {mine.numel()} elements differ" if wrong else ""
-    return _inexact_difference(mine.detach(), other.detach(), truth)
+    return _inexact_difference(mine.detach(), other.detach(), truth, tolerance)
 
 
-def _inexact_difference(mine: Tensor, other: Tensor, truth: Tensor | None) -> str:
+def _inexact_difference(mine: Tensor, other: Tensor, truth: Tensor | None, tolerance: float) -> str:
     wide = torch.complex128 if mine.is_complex() else torch.float64
     precision = torch.finfo(mine.dtype).eps
     a, b = mine.to(wide), other.to(wide)
@@ -108,7 +117,7 @@ def _inexact_difference(mine: Tensor, other: Tensor, truth: Tensor | None) -> st
     if not a.numel():
         return ""
     scale = max(_rms(c), _FLOOR)
-    error, allowed = _rms(a - c), 2 * _rms(b - c) + _ROUNDINGS * precision * scale
+    error, allowed = _rms(a - c), 2 * _rms(b - c) + (_ROUNDINGS * precision + tolerance) * scale
     if error <= allowed:
         return ""
     return f"error {error:.3g} where eager's is {_rms(b - c):.3g} (allowed {allowed:.3g})"

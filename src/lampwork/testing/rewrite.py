@@ -60,7 +60,12 @@ class Battery:
             expected = run_graph(graph, inputs())
         except (RuntimeError, TypeError, NotImplementedError):
             return  # eager refuses such inputs, so there is nothing to be the same
-        text = difference(_made(sample, after, inputs()), expected, _exact(graph, inputs()))
+        text = difference(
+            _made(sample, after, inputs()),
+            expected,
+            _exact(graph, inputs()),
+            tolerance=self.rule.tolerance,
+        )
         if text:
             raise Failed(f"{sample.name}, {what}: {text}")
 
@@ -143,7 +148,7 @@ def _negatives(battery: Battery) -> str:
 
 
 def _results(battery: Battery) -> str:
-    """The same results, within rounding, in every floating dtype that the operators take."""
+    """The same results, within rounding or its own tolerance, in every floating dtype that the operators take."""
     for sample in battery.each():
         battery.compare(sample, sample.graph, sample.inputs, "as recorded")
         for dtype in (torch.float64, torch.bfloat16):
@@ -252,7 +257,10 @@ def _compiled(battery: Battery) -> str:
             fn = sample.function()
             with using(strict=True, verify=True), torch.no_grad():
                 text = difference(
-                    compile(fn)(*sample.inputs()), fn(*sample.inputs()), _exact(sample.graph, sample.inputs())
+                    compile(fn)(*sample.inputs()),
+                    fn(*sample.inputs()),
+                    _exact(sample.graph, sample.inputs()),
+                    tolerance=battery.rule.tolerance,
                 )
             if text:
                 raise Failed(f"{sample.name}: {text}")
@@ -281,7 +289,8 @@ def _sizes(battery: Battery) -> str:
                         expected = fn(*[t.clone() for t in inputs])
                     except (RuntimeError, IndexError):
                         continue  # the program fixes its sizes
-                    text = difference(compiled(*inputs), expected, exact_result(fn, inputs))
+                    exact = exact_result(fn, inputs)
+                    text = difference(compiled(*inputs), expected, exact, tolerance=battery.rule.tolerance)
                     count += 1
                     if text:
                         raise Failed(f"{sample.name}, {factor} times the rows: {text}")
@@ -305,7 +314,7 @@ def _gradients(battery: Battery) -> str:
                 got = _gradients_of(compile(fn), sample.inputs())
             exact = _gradients_of(fn, [t.double() if t.is_floating_point() else t for t in sample.inputs()])
             count += 1
-            text = difference(got, wanted, exact)
+            text = difference(got, wanted, exact, tolerance=battery.rule.tolerance)
             if text:
                 raise Failed(f"{sample.name}: {text}")
     finally:

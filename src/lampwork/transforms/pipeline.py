@@ -208,13 +208,6 @@ def run_passes(
         records.append(_run_one(graph, step, ctx))
         if config.verify:
             _verify(graph, step.name)
-    own = set(ctx.selection.names)
-    registry().count_ours("hits", Counter({n: c for n, c in ctx.hits.items() if n not in own}))
-    refusals: Counter[str] = Counter()
-    for (name, _), count in ctx.refusals.items():
-        if name not in own:
-            refusals[name] += count
-    registry().count_ours("refused", refusals)
     if logs.enabled("passes"):
         logs.emit("passes", format_records(records) + _refusals(ctx))
     return records

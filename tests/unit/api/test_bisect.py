@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,3 +156,25 @@ def test_rewrites_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert rows["listed"]["source"] == f"{path}:2" and "neg(neg(x)) -> x" in rows
     assert main(["rewrites", "--never-fired"]) == 0
     assert capsys.readouterr().out.startswith("name ")
+
+
+def test_the_command_rewrites_runs_a_script_as_python_does(tmp_path: Path, capfd: Any) -> None:
+    def listed(text: str) -> tuple[int, str, str]:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "lampwork", "rewrites", str(script)], capture_output=True, text=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    (tmp_path / "beside_the_script.py").write_text("NAME = 'from-beside'")
+    code, out, err = listed(
+        "import sys, lampwork, beside_the_script as b\nlampwork.rewrite('sin(x)', 'x', name=b.NAME)\nsys.exit(3)"
+    )
+    assert code == 3 and "from-beside" in out and not err
+    code, out, err = listed("def f():\n    raise ValueError('mine')\nf()")
+    assert code == 1 and not out and err.startswith("Traceback") and err.endswith("ValueError: mine\n")
+    assert err.count("File") == 2 and "runpy" not in err
+    for missing in (str(tmp_path / "nofile.py"), str(tmp_path)):
+        assert main(["rewrites", missing]) == 1
+        assert f"there is no file {missing!r}" in capfd.readouterr().err

@@ -46,6 +46,30 @@ class NeedsArguments:
         pass
 
 
+class Misspelled:
+    def patern(x):
+        return torch.relu(torch.sigmoid(x))
+
+    def replacement(x):
+        return torch.sigmoid(x)
+
+
+class MisspelledCheck:
+    def pattern(x):
+        return torch.relu(torch.sigmoid(x))
+
+    def replacement(x):
+        return torch.sigmoid(x)
+
+    def chek(match):
+        return False
+
+
+class Texts:
+    pattern = "sin(x)"
+    replacement = "cos(x)"
+
+
 class Listed:
     name = "listed"
     passes = 3
@@ -91,8 +115,49 @@ CASES: dict[str, tuple[Callable[[], Any], type[LampworkError], str]] = {
     "explain of None": (lambda: lampwork.explain(None), OptionError, r"explain\(\) takes .*got NoneType"),
     "explain of a class": (lambda: lampwork.explain(nn.Linear), OptionError, r"explain\(\) takes a module"),
     "stance": (lambda: lampwork.set_stance(3), OptionError, "unknown stance 3"),
-    "one text": (rewritten("neg(neg(x))"), PassError, "takes two texts"),
+    "one text": (rewritten("neg(neg(x))"), PassError, r"the rewrite of 'neg\(neg\(x\)\)' has no replacement"),
+    "one function": (rewritten(fn), PassError, "the rewrite of the function fn has no replacement"),
+    "a replacement alone": (lambda: lampwork.rewrite(replacement="x"), PassError, "got None and 'x'"),
     "a text and a function": (rewritten("neg(neg(x))", fn), PassError, "takes two texts"),
+    "tensors": (rewritten(X, X), PassError, "takes two texts.*got a Tensor and a Tensor"),
+    "a class and a text": (rewritten(Misspelled, "x"), PassError, "the class Misspelled has its own"),
+    "patern": (rewritten(Misspelled), PassError, "misspelled has `patern`, and no `pattern`"),
+    "patern of an object": (rewritten(Misspelled()), PassError, "misspelled has `patern`, and no `pattern`"),
+    "chek": (rewritten(MisspelledCheck), PassError, "misspelled_check has `chek`, and no `check`"),
+    "no parts": (rewritten(nn.Linear), PassError, "rewrite linear has no `pattern`"),
+    "texts in a class": (
+        rewritten(Texts),
+        PassError,
+        "`pattern` of rewrite texts is 'sin\\(x\\)', not a function",
+    ),
+    "tolerance": (rewritten(tolerance=-1), PassError, "the tolerance of a rewrite is -1"),
+    "tolerance as a text": (rewritten(tolerance="0.1"), PassError, "the tolerance of a rewrite is '0.1'"),
+    "check of nothing": (
+        rewritten(check=lambda: True),
+        PassError,
+        "the check of rewrite .* takes \\(\\), and is",
+    ),
+    "an operator in a text": (rewritten("sin(x) + 1", "x"), PassError, "expected an expression at column 6"),
+    "a function of torch in a text": (
+        rewritten("torch.sin(x)", "x"),
+        PassError,
+        "no op is called 'torch.sin'",
+    ),
+    "another variable": (
+        rewritten("sin(x)", "cos(xx)"),
+        PassError,
+        "uses 'xx', which the pattern does not bind",
+    ),
+    "one argument of a pass": (
+        lambda: lampwork.register_pass(lambda graph: None),
+        OptionError,
+        "takes \\(graph\\), and is called with the graph and the context",
+    ),
+    "a class that is no pass": (
+        lambda: lampwork.register_pass(Texts),
+        OptionError,
+        "the class Texts is no pass",
+    ),
     "a builtin": (rewritten(torch.relu, fn), PassError, "is no function of a rewrite"),
     "a partial": (rewritten(functools.partial(torch.add, 1), fn), PassError, "is no function of a rewrite"),
     "check": (rewritten(check="yes"), PassError, "check of a rewrite is 'yes'"),

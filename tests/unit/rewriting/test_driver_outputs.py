@@ -151,7 +151,7 @@ def test_another_number_of_outputs(count: int) -> None:
     )
     graph = record(lambda x, y: (x.exp() + y, x.exp() - y), *tensors())
     before = ops(graph)
-    with pytest.raises(RewriteError, match=f"its replacement has {count} results, its pattern 2"):
+    with pytest.raises(RewriteError, match=f"its replacement has {count} results?, its pattern 2"):
         Rewriter([wrong]).run(graph, PassContext(Config(strict=True)))
     assert ops(graph) == before
     verify(graph)

@@ -85,7 +85,7 @@ def test_a_miss_is_explained() -> None:
     miss = nearest_miss_in(RULE.pattern, record(lambda x: fn(x, 2), X))
     assert miss is not None
     assert miss.reason.startswith(
-        "argument 'self' of exp: expected relu(...) with 1 to 2 readers, got relu (float32[2, 3])"
+        "argument 'self' of exp: expected relu(x) with 1 to 2 readers, got relu (float32[2, 3])"
     )
 
 

@@ -106,7 +106,7 @@ WRONG: dict[Callable[..., Any], tuple[str, str]] = {
     unused: ("never uses its parameter 'y'", "take it out"),
     unknown_method: ("no op is called 'sofmax'", "did you mean 'softmax'?"),
     unknown_overload: ("raised AttributeError", ""),
-    branches: ("a pattern has no values to branch on", "either(...)"),
+    branches: ("gt(x, 0) has no value to branch on", "either(...)"),
     iterates: ("cannot be iterated over", "by index"),
     computes_with_sizes: ("a pattern does not know sizes", "c=number()"),
     sizes_of_a_call: ("the sizes of its variables only", "-1"),

@@ -127,8 +127,8 @@ def test_constants_match_only_what_the_weights_give() -> None:
 @pytest.mark.parametrize(
     "text, column",
     [
-        ("mul(x, 1", "expected ',' at column 8"),
-        ("mul(x 1)", "expected ',' at column 5"),
+        ("mul(x, 1", "expected ',' or ')' at column 8"),
+        ("mul(x 1)", "expected ',' or ')' at column 5"),
         ("mul(x, ?)", "expected an expression at column 6"),
         (
             "mul(x:real, 1)",

@@ -385,7 +385,7 @@ def test_a_sequence_replaces_one_of_its_name_with_its_steps() -> None:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([lambda graph, ctx: None, lambda graph, ctx: None], "two steps are called '<lambda>'"),
+        ([lambda graph, ctx: None, lambda graph, ctx: None], "two steps are called 'test_register.py:"),
         ([type("bad", (), {"run": lambda self, graph, ctx: None})], "a step has its name"),
         ([("neg(x)", "x", "x")], "is no pair"),
         ("dead-code", "its steps are 'dead-code'"),

@@ -14,6 +14,7 @@ from lampwork.config import Config
 from lampwork.errors import LampworkWarning, NumericError, NumericPassError, OptionError
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import registry
+from lampwork.testing import check_rewrite
 from lampwork.transforms.pipeline import run_passes
 
 aten = torch.ops.aten
@@ -191,3 +192,78 @@ def test_counts_of_what_was_checked() -> None:
 
     run_passes(copy_graph(graph.stages.aten), ctx.config, ctx=ctx)
     assert ctx.numeric is not None and ctx.numeric.checked >= 2 and not ctx.numeric.unverified
+
+
+# --- approximations on purpose ----------------------------------------------------------------------------------------
+
+
+ROUGH = ("tanh(x)", "sub(mul(2.0, sigmoid(mul(x, 2.02))), 1.0)")  # tanh(1.01 * x)
+
+
+def test_a_tolerance_accepts_what_it_says() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.tanh(x) + 1
+
+    rough = lampwork.rewrite(*ROUGH, name="rough", tolerance=0.02)
+    compiled = lampwork.compile(shifted, backend="eager", options=NUMERIC)
+    assert torch.allclose(compiled(X), torch.tanh(1.01 * X) + 1) and rough.hits == 1
+    (row,) = lampwork.rewrites()
+    assert row.tolerance == 0.02 and "tolerance" in str(lampwork.rewrites()).splitlines()[0]
+    fine = lampwork.rewrite(*ROUGH, name="rough", tolerance=0.0001)
+    message = "rewrite rough .*changes results: error .*beyond its tolerance of 0.0001"
+    with pytest.raises(NumericError, match=message) as raised:
+        lampwork.compile(shifted, backend="eager", options=NUMERIC)(X)
+    assert "tolerance=" in raised.value.fix and fine.hits == 0
+
+
+def test_a_tolerance_is_measured_on_the_size_of_results() -> None:
+    """1 % of what is large is much, of what is small is little."""
+    for scale in (1e-2, 1e4):
+        program = lambda x, s=scale: (torch.sin(x) * s).neg()  # noqa: E731
+        for tolerance, fits in ((0.011, True), (0.009, False)):
+            lampwork.rewrite(
+                "neg(mul(x, s:number))", "mul(mul(x, s), -1.01)", name="mine", tolerance=tolerance
+            )
+            compiled = lampwork.compile(program, backend="eager", options=NUMERIC)
+            if fits:
+                torch.testing.assert_close(compiled(X), -1.01 * scale * X.sin())
+            else:
+                with pytest.raises(NumericError, match="mine"):
+                    compiled(X)
+
+
+def test_the_others_are_held_to_rounding_still() -> None:
+    @lampwork.rewrite
+    class Rough:
+        tolerance = 0.02
+
+        def pattern(x: Tensor):
+            return torch.tanh(x)
+
+        def replacement(x):
+            return 2 * torch.sigmoid(2.02 * x) - 1
+
+    wrong = lampwork.rewrite("sin(x)", "mul(x, 1.001)", name="wrong")
+    with pytest.raises(NumericError, match="rewrite wrong"):
+        lampwork.compile(program, backend="eager", options=NUMERIC)(X)
+    wrong.unregister()
+
+    @lampwork.register_pass(after="algebra")
+    def shifts(graph: fx.Graph, ctx: PassContext) -> None:
+        for node in graph.nodes:
+            if node.target is aten.add.Tensor:
+                node.args = (node.args[0], node.args[1] + 1e-3)
+
+    with pytest.raises(NumericPassError, match="pass shifts"):
+        lampwork.compile(program, backend="eager", options=NUMERIC)(X)
+    shifts.unregister()
+    lampwork.compile(program, backend="eager", options=NUMERIC)(X)
+    assert Rough.hits == 1 and Rough.rule.tolerance == 0.02
+
+
+def test_the_battery_knows_the_tolerance() -> None:
+    def battery(tolerance: float) -> bool:
+        mine = lampwork.rewrite("neg(sin(x))", "mul(sin(x), -1.01)", name="mine", tolerance=tolerance)
+        return check_rewrite(mine, only=["same results", "compiled"], raises=False).ok
+
+    assert (battery(0.02), battery(0.001)) == (True, False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from torch import fx
 
 from lampwork.errors import CaptureError, LampworkError, RewriteError, text_of
 from lampwork.graph.layouts import same_strides
+from lampwork.graph.nested import leaves
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.records import record
@@ -18,6 +19,7 @@ from lampwork.rewriting.apply.edit import Editor, erase_unused, spec_change
 from lampwork.rewriting.apply.layout import adopt_strides, is_dense
 from lampwork.rewriting.language.rules import Rule
 from lampwork.rewriting.matching.match import Match
+from lampwork.standard import operator
 from lampwork.verdict import No, Verdict, Yes
 
 
@@ -28,8 +30,8 @@ class Host(Protocol):
         """The spec of a call, or a tuple of specs."""
         ...
 
-    def approve(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> Verdict:
-        """The last word, with the new nodes (one for each root of the match) in the graph but nothing that reads
+    def approve(self, rule: Rule, match: Match, old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
+        """The last word, with the new nodes, one for each of the old ones, in the graph but nothing that reads
         them."""
         ...
 
@@ -58,18 +60,19 @@ class Replaced:
 
 @record
 class Prepared:
-    """A replacement that stands in the graph and that nothing reads yet. `late` nodes, which read an earlier root and
-    stand before the last one, go behind it."""
+    """A replacement that stands in the graph and that nothing reads yet: `new` nodes for the `old` ones. `late` nodes,
+    which read an earlier root and stand before the last one, go behind it."""
 
     rule: Rule
     match: Match
     editor: Editor
+    old: tuple[fx.Node, ...]
     new: tuple[fx.Node, ...]
     late: tuple[fx.Node, ...]
 
     def commit(self) -> Replaced:
         """Put it in the place of the match."""
-        editor, old = self.editor, self.match.roots
+        editor, old = self.editor, self.old
         for node in self.late:
             editor.point.prepend(node)
         restrided: list[fx.Node] = []
@@ -85,7 +88,7 @@ class Prepared:
                 differ = isinstance(was, TensorSpec) and not same_strides(was, now)
             if differ:
                 restrided.append(after)
-        for before in old:
+        for before in (*old, *self.match.roots):
             if not before._erased:
                 erase_unused(editor.graph, before)
         return Replaced(self.new, tuple(editor.made), tuple(restrided))
@@ -116,13 +119,15 @@ def prepare(graph: fx.Graph, r: Rule, match: Match, host: Host) -> Prepared | No
     Raises:
         RewriteError: the replacement raises, is no tensor, or of another type (for a line of algebra that is a No).
     """
-    old = match.roots
-    point = old[0] if len(old) == 1 else max(old)
+    outlets = _outlets(match)
+    if isinstance(outlets, No):
+        return outlets
+    point = match.root if len(match.roots) == 1 else max(match.roots)
     editor = Editor(graph, host.infer, point)
     kept = False
     try:
-        new = _built(r, match, editor)
-        found = new if isinstance(new, No) else _prepared(r, match, editor, new, host)
+        new = _built(r, match, outlets, editor)
+        found = new if isinstance(new, No) else _prepared(r, match, outlets, editor, new, host)
         kept = isinstance(found, Prepared)
         return found
     finally:
@@ -140,9 +145,46 @@ def fault_at(r: Rule, match: Match, what: str, *, fix: str = "") -> RewriteError
     )
 
 
-def _built(r: Rule, match: Match, editor: Editor) -> tuple[fx.Node, ...] | No:
+@record
+class _Outlet:
+    """One result of a match: its spec, and the nodes that are it. A root of several results has several, and nodes only
+    for those that something reads."""
+
+    spec: Any
+    nodes: tuple[fx.Node, ...]
+
+
+def _outlets(match: Match) -> tuple[_Outlet, ...] | No:
+    found: list[_Outlet] = []
+    for root in match.roots:
+        spec = root.meta["val"]
+        if not isinstance(spec, tuple):
+            found.append(_Outlet(spec, (root,)))
+            continue
+        whole = next((user for user in root.users if user.target is not operator.getitem), None)
+        if whole is not None:
+            return No(f"{whole.name} reads all results of {root.name} at once")
+        for i, part in enumerate(cast("tuple[Any, ...]", spec)):
+            found.append(_Outlet(part, tuple(user for user in root.users if user.args[1] == i)))
+    # What nobody reads is no matter: the pass dead-code drops it.
+    return tuple(found) if any(outlet.nodes for outlet in found) else No("")
+
+
+def _results(made: Any, editor: Editor) -> Iterator[Any]:
+    """What a replacement gives, one by one: tuples of terms, and the results of an op with several."""
+    if isinstance(made, list | tuple):
+        for item in cast("Sequence[Any]", made):
+            yield from _results(item, editor)
+    elif isinstance(made, fx.Node) and isinstance(made.meta["val"], tuple):
+        for i in range(len(cast("tuple[Any, ...]", made.meta["val"]))):
+            yield editor.call(operator.getitem, made, i)
+    else:
+        yield made
+
+
+def _built(r: Rule, match: Match, outlets: Sequence[_Outlet], editor: Editor) -> tuple[fx.Node, ...] | No:
     try:
-        made: Any = r.build(match, editor)
+        new = tuple(_results(r.build(match, editor), editor))
     except CaptureError as error:
         if r.strict:
             raise fault_at(r, match, f"torch refuses its replacement: {error.cause}") from error
@@ -151,38 +193,62 @@ def _built(r: Rule, match: Match, editor: Editor) -> tuple[fx.Node, ...] | No:
         raise fault_at(r, match, f"its replacement fails: {error.cause}", fix=error.fix) from error
     except Exception as error:  # whatever the author's code raises
         raise fault_at(r, match, f"its replacement raised {text_of(error)}") from error
-    several = isinstance(made, list | tuple)
-    new = tuple(cast("Sequence[Any]", made)) if several else (made,)
-    if len(new) != len(match.roots):
-        what = f"its replacement has {len(new)} results, its pattern {len(match.roots)}"
-        raise fault_at(r, match, what)
+    if len(new) != len(outlets):
+        have, want = len(new), len(outlets)
+        fix = f"return {want} results, as the pattern does"
+        if len(outlets) == 1 and new:
+            fix = "return the one that stands for the pattern, such as results[0]"
+        plural = "result" if have == 1 else "results"
+        raise fault_at(r, match, f"its replacement has {have} {plural}, its pattern {want}", fix=fix)
     for value in new:
         if not isinstance(value, fx.Node):
-            raise fault_at(r, match, f"the replacement is {value!r}, not a tensor")
+            raise fault_at(
+                r,
+                match,
+                f"the replacement is {value!r}, not a tensor",
+                fix="return a tensor of the pattern, or a call of an op",
+            )
     return new
 
 
-def _prepared(r: Rule, match: Match, editor: Editor, new: tuple[fx.Node, ...], host: Host) -> Prepared | No:
-    for before, after in zip(match.roots, new, strict=True):
-        change = spec_change(before.meta["val"], after.meta["val"])
-        if change and r.strict:
-            raise fault_at(r, match, f"the replacement has another type: {change}")
-        if change:
-            return No(f"the replacement has another type: {change}")
+def _prepared(
+    r: Rule,
+    match: Match,
+    outlets: Sequence[_Outlet],
+    editor: Editor,
+    results: Sequence[fx.Node],
+    host: Host,
+) -> Prepared | No:
+    for number, (outlet, after) in enumerate(zip(outlets, results, strict=True)):
+        change = spec_change(outlet.spec, after.meta["val"])
+        if not change or (outlet.spec is None and not outlet.nodes):
+            continue
+        which = f"result {number} of the replacement" if len(outlets) > 1 else "the replacement"
+        if r.strict:
+            raise fault_at(
+                r,
+                match,
+                f"{which} has another type: {change}",
+                fix="return what has the shape and dtype of the pattern, or let its check refuse such matches",
+            )
+        return No(f"{which} has another type: {change}")
+    pairs = [(node, after) for o, after in zip(outlets, results, strict=True) for node in o.nodes]
+    old, new = tuple(before for before, _ in pairs), tuple(after for _, after in pairs)
+    editor.keep(new)
     made = set(editor.made)
-    if all(_same_expression(b, a, made) for b, a in zip(match.roots, new, strict=True)):
+    if all(_same_expression(b, a, made) for b, a in pairs):
         return No("")
-    late = _late(r, match, editor, new)
+    late = _late(r, match, editor, old, new)
     if isinstance(late, No):
         return late
-    for before, after in zip(match.roots, new, strict=True):
+    for before, after in pairs:
         verdict = _may_replace(r, before, after, editor)
         if isinstance(verdict, No):
             return verdict
-    verdict = _share_alike(match.roots, new)
+    verdict = _share_alike(old, new)
     if verdict:
-        verdict = host.approve(r, match, new)
-    return verdict if isinstance(verdict, No) else Prepared(r, match, editor, new, late)
+        verdict = host.approve(r, match, old, new)
+    return verdict if isinstance(verdict, No) else Prepared(r, match, editor, old, new, late)
 
 
 def _same_expression(old: Any, new: Any, made: set[fx.Node]) -> bool:
@@ -203,12 +269,14 @@ def _same_expression(old: Any, new: Any, made: set[fx.Node]) -> bool:
     )
 
 
-def _late(r: Rule, match: Match, editor: Editor, new: Sequence[fx.Node]) -> tuple[fx.Node, ...] | No:
+def _late(
+    r: Rule, match: Match, editor: Editor, old: Sequence[fx.Node], new: Sequence[fx.Node]
+) -> tuple[fx.Node, ...] | No:
     """The nodes between the first and the last root that need a root and outlive the match."""
-    roots, point = match.roots, editor.point
+    roots, point = dict.fromkeys((*match.roots, *old)), editor.point
     made = set(editor.made)
     used = {i for n in made for i in n.all_input_nodes if i not in made} | {n for n in new if n not in made}
-    bound = [v for v in match.values.values() if isinstance(v, fx.Node)]
+    bound = set(leaves(match.values, fx.Node))
     for node in used:
         if node in roots and node in bound:
             return No(f"{node.name}, which the replacement reads, is a result of the match")
@@ -216,11 +284,11 @@ def _late(r: Rule, match: Match, editor: Editor, new: Sequence[fx.Node]) -> tupl
             raise fault_at(r, match, f"its replacement reads {node.name}, which it replaces")
         if not node < point and node not in roots:
             raise fault_at(r, match, f"its replacement reads {node.name}, which comes after the match")
-    if len(roots) == 1:
+    if len(match.roots) == 1:
         return ()
     late: dict[fx.Node, None] = {}
     needing = set(roots)
-    node = min(roots).next
+    node = min(match.roots).next
     while node is not point:
         if node not in made and node not in needing and any(i in needing for i in node.all_input_nodes):
             needing.add(node)

@@ -70,14 +70,15 @@ class Lineages:
         self,
         name: str,
         match: Match,
+        old: Sequence[fx.Node],
         new: Sequence[fx.Node],
         made: Collection[fx.Node],
     ) -> Endless | None:
-        """Note that the rewrite `name` puts `new` in the place of a match, making the nodes `made`; called while both
-        are in the graph. None if all is well."""
+        """Note that the rewrite `name` puts `new` in the place of the results `old` of a match, making the nodes
+        `made`; called while both are in the graph. None if all is well."""
         self._count += 1
-        worst = self._descend(name, match, made)
-        for before, after in zip(match.roots, new, strict=True):
+        worst = self._descend(name, match, old, made)
+        for before, after in zip(old, new, strict=True):
             line = self._lines.pop(before, None)
             if after not in made:
                 # A node that was there before: the graph has become smaller.
@@ -93,11 +94,13 @@ class Lineages:
                 worst = worst or Endless(self._since(line, expression, match), expression == line.first)
         return worst
 
-    def _descend(self, name: str, match: Match, made: Collection[fx.Node]) -> Endless | None:
+    def _descend(
+        self, name: str, match: Match, old: Sequence[fx.Node], made: Collection[fx.Node]
+    ) -> Endless | None:
         """Note where the nodes `made` come from. Rewrites that use up nodes which were there before come to an end, as
         do those that leave less than they find; others may go on for ever with what they make."""
-        covered = set(match.nodes)
-        gone = [n for n in match.nodes if n in match.roots or all(user in covered for user in n.users)]
+        nodes = dict.fromkeys((*match.nodes, *old))
+        gone = [n for n in nodes if n in match.roots or n in old or all(user in nodes for user in n.users)]
         parents = [found for n in match.nodes if (found := self._origins.get(n)) is not None]
         parent = max(parents, key=lambda o: o.generation, default=None)
         free = len(made) < len(gone) or any(n not in self._origins for n in gone)

@@ -141,7 +141,7 @@ class _Run:
             if not self.host.spend(r.name):
                 prepared.editor.discard()
                 continue
-            endless = self.lineages.step(r.name, match, prepared.new, prepared.editor.made)
+            endless = self.lineages.step(r.name, match, prepared.old, prepared.new, prepared.editor.made)
             if endless is None:
                 return prepared.commit()
             self.banned.update(endless.rewrites)
@@ -196,13 +196,20 @@ def _matches(r: Rule, node: fx.Node) -> Iterator[Match]:
 def _endless(endless: Endless, node: fx.Node) -> RewriteError:
     names = endless.rewrites
     if len(names) == 1:
-        what = f"the rewrite {names[0]} does not come to an end"
+        what = f"the rewrite {names[0]} does not come to an end: it fires on what it made itself"
+        fix = (
+            "write a replacement in which its pattern is not found, or let its check refuse what it has made: "
+            "the check sees the match, such as its values and match.root.users"
+        )
     else:
-        what = f"the rewrites {', '.join(names)} do not come to an end: one undoes what the other does"
+        how = "one undoes what the other does" if endless.closed else "each fires on what another made"
+        what = f"the rewrites {', '.join(names)} do not come to an end: {how}"
+        fix = f"let the check of one of them, such as {names[0]}, refuse what the others make"
     return RewriteError(
         f"{what}, at {node.name}",
         rewrites=names,
         undone=endless.closed,
-        fix="let a check refuse one of the two directions",
+        endless=True,
+        fix=fix,
         location=node.meta.get("location"),
     )

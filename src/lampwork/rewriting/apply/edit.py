@@ -16,7 +16,8 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Symbolic, SymbolicFloat, same_sizes
 from lampwork.graph.totality import may_raise
 from lampwork.rewriting import schema
-from lampwork.rewriting.language.term import Call, Leaf, Lit, Var
+from lampwork.rewriting.language.term import Call, Leaf, Lit, Rest, RestArgument, Var
+from lampwork.rewriting.language.traverse import rest_of
 from lampwork.rewriting.matching.values import is_constant
 from lampwork.standard import operator
 
@@ -73,6 +74,19 @@ class Editor:
             return values[term.name]
         if isinstance(term, list | tuple):
             return [self.build(t, values) for t in cast("Sequence[Any]", term)]
+        if term is Ellipsis:
+            raise PassError(
+                "the replacement leaves arguments open with '...'",
+                fix="bind them in the pattern, options=rest(), and give options last in the replacement's call",
+            )
+        if isinstance(term, torch.Tensor):
+            raise PassError(
+                f"the replacement holds a tensor of its own, {str(term.dtype).removeprefix('torch.')}{[*term.shape]}",
+                fix="make it of the pattern's tensors, such as x.new_zeros([3]), or by lampwork.patterns.call, such as "
+                "call('zeros', [3])",
+            )
+        if isinstance(term, Rest):
+            raise PassError(f"{term} is not the last argument of a call in the replacement")
         if not isinstance(term, Call):
             return term
         node = self._built.get(term)
@@ -92,16 +106,42 @@ class Editor:
                 cache[id(t)] = self.build(t, values)
             return cache[id(t)]
 
+        rest = next(rest_of(term), None)
+        given = {} if rest is None else _given(rest.rest, values)
+
+        def argument(parameter: schema.Parameter, t: Any) -> Any:
+            if isinstance(t, RestArgument):
+                return self.build(given.get(parameter.name, parameter.default), values)
+            if t is Ellipsis and parameter.name in _UNSEEN:
+                return _UNSEEN[parameter.name]
+            return self._items(operand(t)) if parameter.accepts == "other" else operand(t)
+
         best: tuple[int, OpOverload, list[Any]] | None = None
         for target, terms in term.values.items():
-            args = [operand(t) for t in terms]
+            parameters = schema.signature(target).parameters
+            if given.keys() - {p.name for p in parameters}:
+                continue
+            args = [argument(p, t) for p, t in zip(parameters, terms, strict=True)]
             score = _fit(target, args)
             if score is not None and (best is None or score < best[0]):
                 best = (score, target, args)
         if best is None:
-            raise PassError(f"no overload of {term.name} takes the operands of the replacement {term}")
+            raise _no_overload(term, given)
         args, kwargs = schema.unbind(best[1], best[2])
         return self.call(best[1], *args, **kwargs)
+
+    def _items(self, value: Any) -> Any:
+        """A list of the results of an op with several; any other value as it is."""
+        if not isinstance(value, fx.Node) or not isinstance(value.meta["val"], tuple):
+            return value
+        return [self.call(operator.getitem, value, i) for i in range(len(cast("Any", value.meta["val"])))]
+
+    def keep(self, results: Sequence[fx.Node]) -> None:
+        """Erase the nodes made that neither are results nor are read, and raise for no data."""
+        for node in reversed(self.made):
+            if not (node.users or node in results or may_raise(node)):
+                self.graph.erase_node(node)
+        self.made[:] = [node for node in self.made if not node._erased]
 
     def discard(self) -> None:
         """Erase the nodes made, last first, that nothing else uses."""
@@ -112,10 +152,41 @@ class Editor:
         self._built.clear()
 
 
+_UNSEEN = {"padding_idx": -1, "scale_grad_by_freq": False, "sparse": False, "cudnn_enabled": False}
+"""Arguments that change no value, which torch.nn.functional's functions leave open in a pattern."""
+
+
+def _given(rest: Rest, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments that the pattern left to the rest, by name."""
+    found = rest.given if rest.given is not None else values.get(rest.name)
+    if found is None:
+        raise PassError(
+            f"the replacement uses {rest}, and the option of the pattern that has it was not taken",
+            fix="ask match.has() or match.count() before it is used",
+        )
+    return cast("Mapping[str, Any]", found)
+
+
+def _no_overload(term: Call, given: Mapping[str, Any]) -> PassError:
+    known = {p.name for target in term.values for p in schema.signature(target).parameters}
+    unknown = next((name for name in given if name not in known), "")
+    if unknown:
+        rest = next(rest_of(term)).rest
+        taken = next((name for name in given if name in known), unknown)
+        return PassError(
+            f"{term.name} has no argument {unknown!r}, which is among {rest} in the replacement {term}",
+            fix=f"let the replacement be a function and give what the op takes, such as options[{taken!r}] of "
+            "options=rest(); a check can refuse other values of what it does not take",
+        )
+    return PassError(f"no overload of {term.name} takes the operands of the replacement {term}")
+
+
 def _fit(target: OpOverload, args: Sequence[Any]) -> int | None:
     """How badly operands fit an overload: 0 exact; 1 per number in place of a tensor; None if not at all."""
     score = 0
     for parameter, value in zip(schema.signature(target).parameters, args, strict=True):
+        if value is schema.MISSING:
+            return None
         if value is None:
             if not parameter.optional and parameter.default is not None:
                 return None
@@ -131,7 +202,7 @@ def _fit(target: OpOverload, args: Sequence[Any]) -> int | None:
             # Schemas declare them as ints.
             if parameter.accepts == "tensor":
                 return None
-        elif parameter.accepts != "other":
+        elif parameter.accepts != ("text" if isinstance(value, str) else "other"):
             return None
     # A call of only numbers is no tensor op.
     return score if any(_has_node(a) for a in args) or score == 0 else None

@@ -93,6 +93,8 @@ def adopt_strides(new: fx.Node, was: Any) -> bool:
     if not isinstance(now, TensorSpec) or not isinstance(was, TensorSpec):
         return False
     new.meta["val"] = _keep_grad(now, was)
+    if new.target is operator.getitem:
+        _set_item(new)
     if _settled(new, was):
         return False
     new.meta["eager_val"] = was

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lampwork.rewriting.language.names import adapt
-from lampwork.rewriting.language.term import Call, call
+from lampwork.rewriting.language.term import Call, call, without_rest
 
 
 class Functions:
@@ -23,8 +23,9 @@ class Functions:
             raise AttributeError(name)
 
         def called(*args: Any, **kwargs: Any) -> Call:
-            op, values, named = adapt(name, args, kwargs, functional=self._functional)
-            return call(op, *values, **named)
+            given, rest = without_rest(name, args, kwargs)
+            op, values, named = adapt(name, given, kwargs, functional=self._functional, rest=bool(rest))
+            return call(op, *values, *rest, **named)
 
         return called
 

@@ -55,17 +55,28 @@ CASTS: Mapping[str, torch.dtype] = {
 
 
 def adapt(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, functional: bool = False
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, functional: bool = False, rest: bool = False
 ) -> Arguments:
     """A call as Python has it by that of the ATen op: `softmax(x, dim=-1, _stacklevel=3)` by `softmax(x, dim=-1)`.
 
-    `functional`: the function is one of torch.nn.functional, some of which have another order of arguments.
+    `functional`: the function is one of torch.nn.functional, some of which have another order of arguments. `rest`:
+    more arguments follow, which are not known.
+
+    Raises:
+        PassError: arguments are left open of a function that has another order of them than its op.
     """
     kwargs = {k: v for k, v in kwargs.items() if k not in _PYTHON_ONLY}
     name = _ALIASES.get(name, name)
     if name.endswith("_") and not name.endswith("__") and hasattr(torch.ops.aten, name[:-1]):
         # Graphs are functional: what is written in place is a value like any other.
         name = name[:-1]
+    if rest:
+        if functional and name in _FUNCTIONAL:
+            raise PassError(
+                f"torch.nn.functional.{name} has other arguments than the op, so their rest means nothing",
+                fix=f"call torch.ops.aten.{name}, whose arguments are in the order of its schema",
+            )
+        return name, tuple(args), kwargs
     adapter = (_FUNCTIONAL.get(name) if functional else None) or _ADAPTERS.get(name)
     if adapter is not None:
         return adapter(tuple(args), kwargs)
@@ -98,7 +109,10 @@ def op_called(name: str) -> Any:
 
 def _unknown(name: str) -> PassError:
     stem, _, rest = name.partition(".")
-    if rest and hasattr(torch.ops.aten, stem):
+    last = name.rpartition(".")[2]
+    if rest and not hasattr(torch.ops.aten, stem) and last in _names_of_aten():
+        near = last  # torch.sin, x.sin
+    elif rest and hasattr(torch.ops.aten, stem):
         near = nearest(rest, getattr(torch.ops.aten, stem).overloads())
         near = near and f"{stem}.{near}"
     elif rest:
@@ -115,9 +129,9 @@ def _names_of_aten() -> list[str]:
     return sorted({n.removeprefix(prefix).partition(".")[0] for n in names if n.startswith(prefix)})
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """What was meant by a misspelled name, "" if nothing is near."""
-    found = difflib.get_close_matches(name, known, n=1)
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
+    """What was meant by a misspelled name, "" if nothing is as near as `cutoff`, where 1 is the name itself."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return found[0] if found else ""
 
 
@@ -143,6 +157,18 @@ def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     first = tuple(given.get(n) for n in order)
     last = (given.get("training", False), given.get("momentum", 0.1), given.get("eps", 1e-5), ...)
     return "batch_norm", (*first, *last), {}
+
+
+def _max_pool(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Arguments]:
+    """torch.nn.functional says by arguments of its own that there are no indices, and no stride."""
+
+    def adapter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        kwargs.pop("return_indices", None)  # the function's name says which of the two it is
+        if kwargs.get("stride", ()) is None:
+            kwargs.pop("stride")
+        return name, args, kwargs
+
+    return adapter
 
 
 def _embedding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -184,4 +210,9 @@ _FUNCTIONAL: Mapping[str, Callable[[tuple[Any, ...], dict[str, Any]], Arguments]
     "dropout": _dropout,
     "batch_norm": _batch_norm,
     "embedding": _embedding,
+    **{
+        name: _max_pool(name)
+        for rank in (1, 2, 3)
+        for name in (f"max_pool{rank}d", f"max_pool{rank}d_with_indices")
+    },
 }

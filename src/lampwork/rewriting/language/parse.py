@@ -1,5 +1,5 @@
 """The text form of terms: `mul(x, 1)`, `where(c:bool, x, x)`, `pow.Tensor_Scalar(x, 2)`, `clone(x, ...)`,
-`mm(x:float32[_, k], y:[k, 64])`."""
+`mm(x:float32[_, k], y:[k, 64])`, `conv2d(x, w, b, ...options)`, `max(x, 1)[0]`; several outputs `sin(x), cos(x)`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from typing import Any, cast, get_args
 import torch
 
 from lampwork.errors import PassError
-from lampwork.rewriting.language.term import Call, Kind, Lit, Term, Var, call
+from lampwork.rewriting.language.term import Call, Kind, Lit, Rest, Term, Var, call
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+(?:e[+-]?\d+)?|inf))(?![\w.])"
     r"|(?P<name>[A-Za-z_][\w.]*)|(?P<text>'[^']*')|(?P<mark>\.\.\.|[()\[\],:=]))"
+)
+_OPERATORS = tuple("+-*/@<>=!%&|^~")
+_INFIX = (
+    "write operators as calls, such as add(x, 1), matmul(x, y), gt(x, 0); two functions may have operators"
 )
 _WORDS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(slots=True)
 class _Reader:
+    """`rest`: the name of what a bare `...` stands for, "" if it is no more than anything."""
+
     text: str
+    rest: str = ""
     at: int = 0
 
     def peek(self) -> tuple[str, str]:
@@ -39,30 +46,48 @@ class _Reader:
         self.at = m.end() if m else len(self.text)
         return token
 
-    def expect(self, mark: str) -> None:
+    def expect(self, mark: str, end: str = "") -> None:
         start = self.at
         if self.take()[1] != mark:
             self.at = start
-            raise self.error(repr(mark))
+            raise self.error(f"{mark!r} or {end!r}" if end else repr(mark))
 
     def error(self, expected: str) -> PassError:
         return PassError(
             f"rewrite text {self.text!r}: expected {expected} at column {self.at}, "
-            f"got {self.text[self.at :].strip()[:20]!r}"
+            f"got {self.text[self.at :].strip()[:20] or 'the end'!r}",
+            fix=_INFIX if self.text[self.at :].strip()[:1] in _OPERATORS else "",
         )
 
 
-def parse_term(text: str) -> Term:
-    """The term `text` means.
+def parse_terms(text: str, *, rest: str = "") -> Any:
+    """The term `text` means, or a tuple of them for several, with or without parentheses around them. A `...` without a
+    name has the name `rest`.
 
     Raises:
         PassError: a syntax error, an unknown op or an unknown kind of variable.
     """
-    reader = _Reader(text)
-    term = _term(reader, {})
+    reader, variables = _Reader(text, rest), dict[str, Var]()
+    several = reader.peek()[1] == "("
+    if several:
+        reader.take()
+        found, by_name = _items(reader, variables, ")")
+        if by_name:
+            raise PassError(
+                f"rewrite text {text!r}: an output has the name {next(iter(by_name))!r}", fix="leave it out"
+            )
+    else:
+        found = [_term(reader, variables)]
+        while reader.peek()[1] == ",":
+            reader.take()
+            found.append(_term(reader, variables))
+            several = True
     if reader.peek()[0] != "end":
         raise reader.error("the end")
-    return term if isinstance(term, Term) else Lit(term)
+    if not several and isinstance(found[0], list):
+        found, several = cast("list[Any]", found[0]), True
+    terms = tuple(term if isinstance(term, Term) else Lit(term) for term in found)
+    return terms if several else terms[0]
 
 
 def _term(reader: _Reader, variables: dict[str, Var]) -> Any:
@@ -73,7 +98,9 @@ def _term(reader: _Reader, variables: dict[str, Var]) -> Any:
     if kind == "text":
         return Lit(text[1:-1])
     if text == "...":
-        return Ellipsis
+        # `...options` is the rest of the arguments by a name.
+        named = reader.take()[1] if reader.peek()[0] == "name" else reader.rest
+        return Rest(named) if named else Ellipsis
     if text == "[":
         return _items(reader, variables, "]")[0]
     if kind != "name":
@@ -86,8 +113,23 @@ def _term(reader: _Reader, variables: dict[str, Var]) -> Any:
         args, kwargs = _items(reader, variables, ")")
         found = call(text, *args, **kwargs)
         # A line of algebra means the ops that it names: pow(x, 2) -> mul(x, x) is not to find its own result.
-        return Call(found.name, found.values, "named")
+        found = Call(found.name, found.values, "named")
+        while reader.peek()[1] == "[":
+            reader.take()
+            found = found[_index(reader)]
+        return found
     return _variable(reader, variables, text)
+
+
+def _index(reader: _Reader) -> int:
+    """The number of a result, up to the closing bracket."""
+    start = reader.at
+    kind, text = reader.take()
+    if kind != "number" or not text.lstrip("-").isdigit():
+        reader.at = start
+        raise reader.error("the number of a result")
+    reader.expect("]")
+    return int(text)
 
 
 def _variable(reader: _Reader, variables: dict[str, Var], name: str) -> Var:
@@ -135,7 +177,7 @@ def _sizes(reader: _Reader) -> tuple[Any, ...]:
             reader.at = start
             raise reader.error("a size, a name, _ or ...")
         if reader.peek()[1] != "]":
-            reader.expect(",")
+            reader.expect(",", "]")
     reader.take()
     return tuple(found)
 
@@ -153,6 +195,6 @@ def _items(reader: _Reader, variables: dict[str, Var], end: str) -> tuple[list[A
             reader.at = start
             args.append(_term(reader, variables))
         if reader.peek()[1] != end:
-            reader.expect(",")
+            reader.expect(",", end)
     reader.take()
     return args, kwargs

@@ -27,7 +27,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, ClassVar, cast
@@ -38,9 +38,28 @@ from lampwork.display import Shown
 from lampwork.errors import Location, PassError, text_of
 from lampwork.records import record
 from lampwork.rewriting.apply.edit import Editor
-from lampwork.rewriting.language.parse import parse_term
-from lampwork.rewriting.language.term import Kind, Leaf, Term, Var
-from lampwork.rewriting.language.traverse import check_pattern, names_of, parts_of
+from lampwork.rewriting.language.names import nearest
+from lampwork.rewriting.language.parse import parse_terms
+from lampwork.rewriting.language.term import (
+    PARTING,
+    Call,
+    Kind,
+    Leaf,
+    Lit,
+    Rest,
+    Term,
+    Var,
+    parts_of_call,
+    results,
+)
+from lampwork.rewriting.language.traverse import (
+    calls_of,
+    check_pattern,
+    names_of,
+    parts_of,
+    rest_of,
+    rests_of,
+)
 from lampwork.rewriting.matching.match import Match
 from lampwork.verdict import Verdict, Yes
 
@@ -59,12 +78,13 @@ class Rewrite:
     once the weights are), float or int (a Python number), Any (a list, a dtype, None). `replacement` takes variables
     by the same names (any subset): tensors as terms with `.shape`, `.dtype`, `.ndim`, all else as it stands in the
     graph. A parameter called `match` is given the Match, one called `editor` the Editor that makes nodes. Both
-    functions may be written without `self`. A pattern of several outputs returns a tuple, and so does its
-    replacement.
+    functions may be written without `self`. A pattern of several outputs returns a tuple, or calls an op that has
+    several, and so does its replacement. `tolerance` is how far results may be off on purpose: see Rule.
     """
 
     name: str = ""
     priority: int = 0
+    tolerance: float = 0.0
     pattern: ClassVar[Callable[..., Any]]
     replacement: ClassVar[Callable[..., Any]]
 
@@ -78,7 +98,8 @@ class Rule(Shown):
     """A rewrite ready for the driver.
 
     `build` makes the replacement: a node, or a sequence with one for each output of the pattern. `strict`: a
-    replacement of another shape or dtype is an error, not a miss. `source`: where the author wrote it.
+    replacement of another shape or dtype is an error, not a miss. `source`: where the author wrote it. `tolerance`: how
+    far its results may be from what they were, as a share of their root mean square, on purpose.
     """
 
     name: str
@@ -88,6 +109,7 @@ class Rule(Shown):
     strict: bool
     priority: int = 0
     source: Location | None = None
+    tolerance: float = 0.0
 
     @property
     def roots(self) -> tuple[Term, ...]:
@@ -105,6 +127,7 @@ def rule(
     name: str = "",
     check: Check | None = None,
     priority: int = 0,
+    tolerance: float = 0.0,
     source: Location | None = None,
 ) -> Rule:
     """A line of algebra. It fires only where the replacement has the shape and dtype of what it replaces.
@@ -114,26 +137,85 @@ def rule(
     Raises:
         PassError: the text cannot be parsed, or the pattern is not a call.
     """
-    wanted = _checked_pattern(parse_term(pattern), f"the pattern {pattern!r}", None)
-    result = parse_term(replacement)
-    unbound = sorted(set(variables_of(result)) - set(variables_of(wanted)))
+    source = source or _caller()
+    result = parse_terms(replacement, rest=_OPEN)
+    # Only where the replacement takes it does a bare `...` bind what it stands for.
+    takes_open = _OPEN in rests_of(result)
+    read = parse_terms(pattern, rest=_OPEN if takes_open else "")
+    wanted = _checked_pattern(read, f"the pattern {pattern!r}", source)
+    if takes_open:
+        _check_open(pattern, replacement, wanted, source)
+    has = sorted(set(variables_of(wanted)) | rests_of(wanted) - {_OPEN})
+    unbound = sorted((set(variables_of(result)) | rests_of(result) - {_OPEN}) - set(has))
     if unbound:
+        near = nearest(unbound[0], has)
         raise PassError(
-            f"the replacement {replacement!r} uses {unbound[0]!r}, which the pattern does not bind"
+            f"the replacement {replacement!r} uses {unbound[0]!r}, which the pattern does not bind",
+            fix=f"did you mean {near!r}?" if near else f"the pattern binds {', '.join(has)}",
+            location=source,
         )
+    _check_counts(pattern, replacement, wanted, result, source)
 
     def build(match: Match, editor: Editor) -> Any:
         return editor.build(result, match.values)
 
+    name = name or f"{pattern} -> {replacement}"
     return Rule(
-        name or f"{pattern} -> {replacement}",
+        name,
         wanted,
         build,
-        check or _always,
+        _checked(check, name),
         strict=False,
         priority=priority,
-        source=source or _caller(),
+        source=source,
+        tolerance=tolerance,
     )
+
+
+_OPEN = "..."
+"""The name of a `...` that has none."""
+
+
+def _check_open(pattern: str, replacement: str, wanted: Pattern, source: Location | None) -> None:
+    """Raise PassError unless there is one `...` that the one of the replacement can be."""
+    open_calls = [c for c in calls_of(wanted) if any(a.rest.name == _OPEN for a in rest_of(c))]
+    if len(open_calls) == 1:
+        return
+    raise PassError(
+        f"the replacement {replacement!r} has '...', and the pattern {pattern!r} has it {len(open_calls)} times",
+        fix="name it in both, such as ...options, behind the arguments of one call of the pattern",
+        location=source,
+    )
+
+
+def _check_counts(
+    pattern: str, replacement: str, wanted: Pattern, result: Any, source: Location | None
+) -> None:
+    """Raise PassError if it is plain that the replacement has more or fewer results than the pattern."""
+    want, have = _count(wanted), _count(result)
+    if want is None or have is None or want == have:
+        return
+    fix = "write all of them, with commas between them"
+    if have > want:
+        fix = f"leave {have - want} of them out; [0] behind a call is the first of its results"
+    raise PassError(
+        f"the pattern {pattern!r} has {_results(want)}, the replacement {replacement!r} {_results(have)}",
+        fix=fix,
+        location=source,
+    )
+
+
+def _count(terms: Any) -> int | None:
+    """How many tensors terms give, None where it is not known: an op with a list of them."""
+    counts = [
+        results(t) if isinstance(t, Call) else 1
+        for t in (cast("tuple[Any, ...]", terms) if isinstance(terms, tuple) else (terms,))
+    ]
+    return sum(counts) if all(counts) else None
+
+
+def _results(count: int) -> str:
+    return "1 result" if count == 1 else f"{count} results"
 
 
 def rule_of(
@@ -143,6 +225,7 @@ def rule_of(
     name: str = "",
     check: Check | None = None,
     priority: int = 0,
+    tolerance: float = 0.0,
     source: Location | None = None,
 ) -> Rule:
     """A rewrite of two functions in plain PyTorch; see Rewrite for their parameters.
@@ -160,9 +243,11 @@ def rule_of(
     takes = tuple(parameter for parameter, _, _ in _parameters(replacement))
     unknown = [p for p in takes if p not in known and p not in ("match", "editor")]
     if unknown:
+        near = nearest(unknown[0], sorted(known))
+        hint = f"did you mean {near!r}? " if near else ""
         raise PassError(
             f"the replacement of rewrite {name} takes {unknown[0]!r}, which its pattern does not",
-            fix=f"its pattern has {', '.join(sorted(known))}",
+            fix=f"{hint}its pattern has {', '.join(sorted(known))}",
             location=source,
         )
 
@@ -174,10 +259,19 @@ def rule_of(
             **match.counts,
             **match.values,
         }
-        values = [_as_term(given.get(p)) for p in takes]
+        values = [_as_term(given.get(p), p) for p in takes]
         return editor.build(replacement(*values), match.values)
 
-    return Rule(name, wanted, build, check or _always, strict=True, priority=priority, source=source)
+    return Rule(
+        name,
+        wanted,
+        build,
+        _checked(check, name),
+        strict=True,
+        priority=priority,
+        source=source,
+        tolerance=tolerance,
+    )
 
 
 def as_rule(rewrite: Any) -> Rule:
@@ -195,15 +289,59 @@ def as_rule(rewrite: Any) -> Rule:
     ):
         rewrite = kind()
     parts = {part: _method(rewrite, part) for part in ("pattern", "replacement", "check")}
-    for part in ("pattern", "replacement"):
-        if parts[part] is None:
-            raise PassError(f"rewrite {name} has no {part}", fix=f"give the class a function `{part}`")
+    _check_parts(kind, name, rewrite)
+    priority: Any = getattr(rewrite, "priority", 0)
+    if type(priority) is not int:
+        raise PassError(f"the priority of rewrite {name} is {priority!r}", fix="give an int")
     return rule_of(
         cast("Callable[..., Any]", parts["pattern"]),
         cast("Callable[..., Any]", parts["replacement"]),
         name=name,
         check=parts["check"],
-        priority=int(getattr(rewrite, "priority", 0)),
+        priority=priority,
+        tolerance=checked_tolerance(getattr(rewrite, "tolerance", 0.0)),
+    )
+
+
+_PARTS = ("pattern", "replacement", "check", "priority", "tolerance")
+
+
+def _check_parts(kind: type, name: str, rewrite: Any) -> None:
+    """Raise PassError if a part that a rewrite needs is missing, or one has its name misspelled."""
+    given = {n for base in kind.__mro__ if base not in (object, Rewrite) for n in vars(base)}
+    given |= set(getattr(rewrite, "__dict__", ()))
+    others = sorted(n for n in given if not n.startswith("_") and n not in (*_PARTS, "name"))
+    for part in _PARTS:
+        if part in given:
+            continue
+        near = nearest(part, others, 0.8)
+        missing = part in ("pattern", "replacement")
+        if near:
+            raise PassError(
+                f"rewrite {name} has `{near}`, and no `{part}`", fix=f"did you mean `{part}`? rename `{near}`"
+            )
+        if missing:
+            raise PassError(f"rewrite {name} has no `{part}`", fix=f"give the class a function `{part}`")
+    for part in ("pattern", "replacement", "check"):
+        value: Any = getattr(rewrite, part, None)
+        if value is not None and not callable(value):
+            raise PassError(
+                f"`{part}` of rewrite {name} is {value!r}, not a function",
+                fix='give a function; texts go into lampwork.rewrite("neg(neg(x))", "x")',
+            )
+
+
+def checked_tolerance(tolerance: Any) -> float:
+    """The tolerance of a rewrite.
+
+    Raises:
+        PassError: it is no number from 0 on.
+    """
+    if type(tolerance) in (int, float) and 0 <= tolerance < float("inf"):
+        return float(tolerance)
+    raise PassError(
+        f"the tolerance of a rewrite is {tolerance!r}",
+        fix="give the error that is meant to be, as a share of the root mean square of the results, such as 0.01",
     )
 
 
@@ -225,6 +363,27 @@ def variables_of(term: Any) -> Iterable[str]:
     return (part for part in parts_of(term) if isinstance(part, str))
 
 
+def _checked(check: Check | None, name: str) -> Check:
+    """The check of a rewrite.
+
+    Raises:
+        PassError: it cannot be called with a match.
+    """
+    if check is None:
+        return _always
+    try:
+        inspect.signature(check).bind(None)
+    except TypeError:
+        raise PassError(
+            f"the check of rewrite {name} takes {inspect.signature(check)}, and is called with the match",
+            fix="write it with one argument, (match)",
+            location=source_of(check),
+        ) from None
+    except ValueError:
+        pass  # of a builtin, which does not say what it takes
+    return check
+
+
 def _always(_: Match) -> Verdict:
     return Yes()
 
@@ -236,7 +395,9 @@ def _caller() -> Location:
 
 def _name_of(function: Callable[..., Any], source: Location | None) -> str:
     name = str(getattr(function, "__name__", type(function).__name__))
-    if name == "<lambda>" and source is not None:
+    if (
+        name in ("<lambda>", "pattern") and source is not None
+    ):  # which says nothing, and would be each other's
         return f"{Path(source.file).name}:{source.line}"
     return name
 
@@ -292,11 +453,14 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     return found[1:] if inspect.ismethod(function) else found
 
 
-def _as_term(value: Any) -> Any:
+def _as_term(value: Any, name: str = "") -> Any:
+    """What a replacement is given for the value of the variable `name`."""
     if isinstance(value, fx.Node):
         return Leaf(value)
     if isinstance(value, list | tuple):
         return [_as_term(v) for v in cast("Sequence[Any]", value)]
+    if isinstance(value, dict):
+        return Rest(name, {k: _as_term(v) for k, v in cast("dict[str, Any]", value).items()})
     return value
 
 
@@ -313,11 +477,11 @@ _KIND_OF: dict[str, Kind] = {
 }
 
 
-def _variables(function: Callable[..., Any], name: str, source: Location | None) -> list[Var]:
+def _variables(function: Callable[..., Any], name: str, source: Location | None) -> list[Var | Rest]:
     """The variables that the parameters of a pattern function stand for, by default or annotation."""
-    found: list[Var] = []
+    found: list[Var | Rest] = []
     for parameter, annotation, default in _parameters(function):
-        if isinstance(default, Var):
+        if isinstance(default, Var | Rest):
             found.append(dataclasses.replace(default, name=parameter))
         else:
             found.append(Var(parameter, _kind(annotation, name, source)))
@@ -339,7 +503,7 @@ def _kind(annotation: Any, name: str, source: Location | None) -> Kind:
 
 
 def _traced(
-    function: Callable[..., Any], variables: Sequence[Var], name: str, source: Location | None
+    function: Callable[..., Any], variables: Sequence[Var | Rest], name: str, source: Location | None
 ) -> Pattern:
     try:
         result = function(*variables)
@@ -348,9 +512,12 @@ def _traced(
             f"the pattern of rewrite {name}: {error.cause}", fix=error.fix, location=source
         ) from error
     except Exception as error:  # whatever the author's code raises
-        raise PassError(f"the pattern of rewrite {name} raised {text_of(error)}", location=source) from error
+        fix = "write rest() where torch's functions take no ..." if "ellipsis" in str(error) else ""
+        raise PassError(
+            f"the pattern of rewrite {name} raised {text_of(error)}", fix=fix, location=source
+        ) from error
     wanted = _checked_pattern(result, f"the pattern of rewrite {name}", source)
-    used = set(variables_of(wanted))
+    used = set(variables_of(wanted)) | rests_of(wanted)
     unused = [v.name for v in variables if v.name not in used]
     if unused:
         raise PassError(
@@ -362,13 +529,41 @@ def _traced(
 
 
 def _checked_pattern(term: Any, what: str, source: Location | None) -> Pattern:
-    roots = cast("tuple[Any, ...]", tuple(term) if isinstance(term, list | tuple) else (term,))
-    for root in roots:
-        if not isinstance(root, Term) or isinstance(root, Var | Leaf) or not any(variables_of(root)):
-            raise PassError(f"{what} is not a call of an op", location=source)
-    wanted = roots if isinstance(term, list | tuple) else roots[0]
     try:
+        roots = tuple(_outputs(term))
+        for root in roots:
+            if not isinstance(root, Call) and (
+                not isinstance(root, Term)
+                or isinstance(root, Var | Leaf | Lit)
+                or not any(variables_of(root))
+            ):
+                shown = "nothing" if root is None else str(root)
+                raise PassError(
+                    f"it gives {shown}, which is not a call of an op",
+                    fix="a pattern returns what to look for, such as torch.relu(x)",
+                )
+            if not any(variables_of(root)):
+                raise PassError(f"{root} is not a call of an op with a variable among its arguments")
+        wanted = roots if len(roots) != 1 or isinstance(term, list | tuple) else roots[0]
         check_pattern(wanted)
     except PassError as error:
         raise PassError(f"{what}: {error.cause}", fix=error.fix, location=source) from error
     return wanted
+
+
+def _outputs(term: Any) -> Iterator[Any]:
+    """The outputs of a pattern one by one. A graph has the parts of a tensor as slices, each for itself; the results of
+    other ops with several stay together."""
+    if isinstance(term, list | tuple):
+        for item in cast("Sequence[Any]", term):
+            yield from _outputs(item)
+    elif isinstance(term, Call) and term.name in PARTING and results(term) == 0:
+        parts = parts_of_call(term)
+        if parts is None:
+            raise PassError(
+                f"{term} gives a list of tensors, and how many is not known here",
+                fix="return the parts that are meant, such as parts[0], parts[1]",
+            )
+        yield from parts
+    else:
+        yield term

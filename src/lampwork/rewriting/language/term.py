@@ -31,6 +31,7 @@ from lampwork.rewriting.matching.match_plan import (
     VarPlan,
     suits,
 )
+from lampwork.rewriting.matching.values import same_value
 from lampwork.standard import functools, operator
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class Term(Shown):
         """Terms of variables, literals and calls only that it stands for; `of` gives those of the terms below."""
         yield self
 
+    def __repr__(self) -> str:
+        return str(self)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -81,8 +85,11 @@ class Term(Shown):
         if isinstance(func, OpOverload | OpOverloadPacket):
             return call(func, *args, **(kwargs or {}))
         functional = getattr(func, "__module__", "") == torch.nn.functional.__name__
-        name, args, kwargs = adapt(str(func.__name__), args, kwargs or {}, functional=functional)
-        return call(name, *args, **kwargs)
+        given, rest = without_rest(str(func.__name__), args, kwargs or {})
+        name, args, kwargs = adapt(
+            str(func.__name__), given, kwargs or {}, functional=functional, rest=bool(rest)
+        )
+        return call(name, *args, *rest, **kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -177,12 +184,15 @@ class Term(Shown):
 
     def __bool__(self) -> bool:
         raise PassError(
-            "a pattern has no values to branch on",
-            fix="write one pattern for each branch, or use either(...)",
+            f"{self} has no value to branch on: a rewrite does not know what is in tensors",
+            fix="write one rewrite for each branch, or use either(...) in the pattern",
         )
 
     def __iter__(self) -> Iterator[Any]:
-        raise PassError("a tensor of a pattern cannot be iterated over", fix="take its parts by index")
+        raise PassError(
+            f"{self} cannot be iterated over: how many parts it has is not known here",
+            fix="take its parts by index, such as parts[0] and parts[1]",
+        )
 
     def __getitem__(self, index: Any) -> Any:
         return _indexed(self, index)
@@ -193,7 +203,7 @@ def fits_all(term: Any) -> bool:
     return not isinstance(term, Term) or term.fits_all()
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Var(Term):
     """A value to be matched; used twice it must be the same value. Without a name it stands for anything of its kind.
 
@@ -227,7 +237,7 @@ class Var(Term):
         return self.name or "_"
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Lit(Term):
     """A literal. A number equals numbers of any kind but bool, and tensors filled with it; 0 is not -0.0."""
 
@@ -240,7 +250,7 @@ class Lit(Term):
         return repr(self.value)
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Leaf(Term):
     """In a replacement: a node of the graph."""
 
@@ -248,6 +258,9 @@ class Leaf(Term):
 
     def plan(self, planner: Planner) -> MatchPlan:
         return LitPlan(self.node)
+
+    def __str__(self) -> str:
+        return self.node.name
 
     @property
     def spec(self) -> TensorSpec:
@@ -273,7 +286,7 @@ class Leaf(Term):
         return len(self.spec.shape)
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Size(Term):
     """In a pattern: `x.size(dim)`, the size of a variable, wherever a number stands."""
 
@@ -311,7 +324,7 @@ class Size(Term):
     )
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Sizes(Term):
     """In a pattern: `x.shape` of a variable."""
 
@@ -340,12 +353,63 @@ class Sizes(Term):
         return Size(self.of, index)
 
 
+@record(eq=False, repr=False)
+class Rest(Term):
+    """The arguments of a call that the pattern does not give, as its last argument. In a replacement, `given` has them
+    by the names of their parameters, and a call with it last takes those that it does not give itself."""
+
+    name: str
+    given: Mapping[str, Any] | None = None
+
+    def names(self) -> Iterable[str]:
+        return (self.name,)
+
+    def __getitem__(self, index: Any) -> Any:
+        given: Mapping[str, Any] = self.given or {}
+        if self.given is None or index not in given:
+            has = f"it has {', '.join(given)}" if given else "only a check and a replacement can read it"
+            raise PassError(f"the rest of the arguments {self} has no {index!r}", fix=has)
+        return given[index]
+
+    def __str__(self) -> str:
+        return f"...{self.name.removeprefix('...')}"
+
+
+@record(eq=False, repr=False)
+class RestArgument(Term):
+    """One argument of a call among its rest."""
+
+    rest: Rest
+    parameter: schema.Parameter
+
+    def plan(self, planner: Planner) -> MatchPlan:
+        key = ("rest", self.rest.name, self.parameter.name)
+
+        def step(search: Search, value: Any, owner: fx.Node | None, rest: Goals) -> Goals:
+            if key in search.bindings:
+                return rest if same_value(search.bindings[key], value) else FAILED
+            search.bind(key, value)
+            return rest
+
+        return StepPlan(step, f"{self.parameter.name} as before in {self.rest}")
+
+    def names(self) -> Iterable[str]:
+        return (self.rest.name,)
+
+    def variants(self, of: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        default = self.parameter.default
+        yield self if default is schema.MISSING else Lit(default)
+
+    def __str__(self) -> str:
+        return str(self.rest)
+
+
 def _spec_in(search: Search, variable: Any) -> TensorSpec | None:
     """The spec of what a variable stands for, as far as the search knows it."""
     return schema.spec_of(search.bindings.get(variable.name)) if isinstance(variable, Var) else None
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Call(Term):
     """An op applied to terms (or to lists of terms, or plain values).
 
@@ -370,35 +434,100 @@ class Call(Term):
         return False
 
     def __str__(self) -> str:
-        return f"{self.name}(...)"
+        if operator.getitem in self.values:
+            source, index = self.values[operator.getitem]
+            return f"{source}[{index}]"
+        target, row = _likely(self)
+        return f"{self.name}({', '.join(_arguments(target, row))})"
 
     def __iter__(self) -> Iterator[Any]:
-        count = results(self)
-        if count < 2:
-            return Term.__iter__(self)
-        return iter([Call("getitem", {operator.getitem: (self, i)}) for i in range(count)])
+        found = parts_of_call(self)
+        return Term.__iter__(self) if found is None else iter(found)
+
+
+PARTING = ("chunk", "split", "unbind")
+"""Ops whose results are parts of a tensor, which graphs have as slices of it."""
 
 
 def results(term: Call) -> int:
     """How many tensors an op gives: 0 for a list of them."""
     if operator.getitem in term.values:
         return 1
-    target = next((t for t, row in term.values.items() if _takes(t, row)), next(iter(term.values)))
-    returns = schema.schema_of(target).returns
+    returns = schema.schema_of(_likely(term)[0]).returns
     return 0 if len(returns) == 1 and str(returns[0].type).startswith("List") else len(returns)
+
+
+def parts_of_call(term: Call) -> tuple[Call, ...] | None:
+    """The results of an op with several, or the parts of a `chunk` or `split`, each as a term; None for one result, and
+    where it is not known how many there are."""
+    count = results(term)
+    if count == 0:
+        count = _length(term)
+    elif count == 1:
+        return None
+    if count is None:
+        return None
+    return tuple(Call("getitem", {operator.getitem: (term, i)}) for i in range(count))
+
+
+def _length(term: Call) -> int | None:
+    """How many parts a `chunk`, `split` or `unbind` gives, where its arguments say so."""
+    _, row = _likely(term)
+    given = [v.value if isinstance(v, Lit) else v for v in row]
+    sizes: Any = given[1] if len(given) > 2 else None
+    if isinstance(sizes, list | tuple) and "split" in term.name:
+        return len(cast("Sequence[Any]", sizes)) + (term.name == "tensor_split")
+    known = isinstance(given[0], Leaf) and isinstance(given[-1], int)
+    size: Any = given[0].shape[given[-1]] if known else None
+    if term.name == "unbind":
+        return size if type(size) is int else None
+    if type(sizes) is not int or sizes < 1 or term.name not in PARTING:
+        return None
+    if type(size) is int:
+        step = max(1, -(-size // sizes)) if term.name == "chunk" else sizes
+        return max(1, -(-size // step))
+    return sizes if term.name == "chunk" else None
+
+
+def _likely(term: Call) -> tuple[Any, tuple[Any, ...]]:
+    """The overload that a call means, as far as its arguments tell, and its row."""
+    return next((item for item in term.values.items() if _takes(*item)), next(iter(term.values.items())))
+
+
+def _arguments(target: Any, row: Sequence[Any]) -> Iterator[str]:
+    """The arguments of a call as its author wrote them: without defaults, what is left open as `...`."""
+    rest, by_name = "", False
+    for parameter, value in zip(schema.signature(target).parameters, row, strict=True):
+        if value is Ellipsis or isinstance(value, RestArgument):
+            rest = "..." if value is Ellipsis else str(value)
+            continue
+        plain = value.value if isinstance(value, Lit) else value
+        if schema.same_literal(plain, parameter.default):
+            by_name = True
+            continue
+        by_name = by_name or parameter.keyword_only or bool(rest)
+        yield f"{parameter.name}={_shown(value)}" if by_name else _shown(value)
+    if rest:
+        yield rest
 
 
 def _takes(target: Any, row: Sequence[Any]) -> bool:
     """Whether no number stands for a tensor."""
     parameters = schema.signature(target).parameters
+    plain = (v.value if isinstance(v, Lit) else v for v in row)
     return not any(
-        p.accepts == "tensor" and isinstance(v, int | float) for p, v in zip(parameters, row, strict=True)
+        p.accepts == "tensor" and isinstance(v, int | float) for p, v in zip(parameters, plain, strict=True)
     )
 
 
 def _indexed(term: Term, index: Any) -> Any:
     """`x[i]`: a result of an op with several, or else a part of a tensor."""
     if isinstance(term, Call) and isinstance(index, int) and results(term) != 1:
+        count = len(parts_of_call(term) or ())
+        if (count and not -count <= index < count) or (index < 0 and not count):
+            has = f"has {count} results" if count else "has some number of results"
+            raise PassError(f"{term} {has}, so there is no [{index}] here", fix="the first one is [0]")
+        index = index % count if count else index
         return Call("getitem", {operator.getitem: (term, index)})
     items = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(i, Term) for i in items):
@@ -448,37 +577,76 @@ def call(target: Any, *args: Any, **kwargs: Any) -> Call:
     """
     if target is operator.getitem or target == "getitem":
         return Call("getitem", {operator.getitem: tuple(args)})
+    args, rest = without_rest(target, args, kwargs)
     if isinstance(target, str) and "." not in target:
-        target, args, kwargs = adapt(target, args, kwargs)
+        target, args, kwargs = adapt(target, args, kwargs, rest=bool(rest))
+    if args and args[-1] is Ellipsis:
+        args, rest = args[:-1], (...,)
     op = op_called(target) if isinstance(target, str) else target
     candidates: tuple[Any, ...] = (op,) if isinstance(op, OpOverload) else schema.overloads(op)
-    rest = bool(args) and args[-1] is Ellipsis
     values: dict[Any, tuple[Any, ...]] = {}
     for overload in candidates:
         if rest:
-            missing = len(schema.signature(overload).parameters) - (len(args) - 1) - len(kwargs)
+            missing = len(schema.signature(overload).parameters) - len(args) - len(kwargs)
             if missing < 0:
                 continue
-            bound = _bind_with_rest(overload, args[:-1], kwargs)
+            bound = _bind_with_rest(overload, args, kwargs, rest[0])
         else:
             bound = schema.bind(overload, args, kwargs)
         if bound is not None:
             values[overload] = bound
     if not values:
-        shown = ", ".join([*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in kwargs.items())])
+        named = (f"{k}={_shown(v)}" for k, v in kwargs.items())
+        shown = ", ".join([*map(_shown, args), *named, *map(_shown, rest)])
         name = op if isinstance(op, OpOverload | OpOverloadPacket) else target
-        raise PassError(f"no overload of {name} takes the arguments ({shown})")
+        raise PassError(f"no overload of {name} takes the arguments ({shown})", fix=_takes_text(candidates))
     return Call(schema.packet_name(candidates[0]), values, "named" if isinstance(op, OpOverload) else "any")
 
 
 def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, Term) else repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, cast('Sequence[Any]', value)))}]"
+    return "..." if value is Ellipsis else str(value) if isinstance(value, Term) else repr(value)
 
 
-def _bind_with_rest(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _takes_text(candidates: Sequence[Any]) -> str:
+    """What the overloads of an op take."""
+    texts = (f"({', '.join(map(_parameter_text, schema.signature(c).parameters))})" for c in candidates)
+    return f"it takes {' or '.join(dict.fromkeys(texts))}" if candidates else ""
+
+
+def _parameter_text(parameter: schema.Parameter) -> str:
+    return parameter.name if parameter.default is schema.MISSING else f"{parameter.name}={parameter.default}"
+
+
+def without_rest(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of a call before the rest of them, and that rest, if it has one.
+
+    Raises:
+        PassError: the rest is not the last argument.
+    """
+    rest = args[-1:] if args and isinstance(args[-1], Rest) else ()
+    given = tuple(args[: len(args) - len(rest)])
+    wrong = next((v for v in (*given, *kwargs.values()) if isinstance(v, Rest)), None)
+    if wrong is None:
+        return given, tuple(rest if not rest or rest[0].name else (...,))
+    name = target if isinstance(target, str) else schema.packet_name(target)
+    raise PassError(
+        f"the rest of the arguments, {wrong}, is not the last one of {name}",
+        fix=f"put it last; torch.ops.aten.{name}(x, rest) also takes it where torch's own function does not",
+    )
+
+
+def _bind_with_rest(
+    overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rest: Any
+) -> tuple[Any, ...] | None:
     parameters = schema.signature(overload).parameters
     if any(all(p.name != name for p in parameters) for name in kwargs):
         return None
     values: list[Any] = list(args)
-    values.extend(kwargs.get(p.name, Ellipsis) for p in parameters[len(args) :])
+    for p in parameters[len(args) :]:
+        left = rest if rest is Ellipsis else RestArgument(rest, p)
+        values.append(kwargs.get(p.name, left))
     return tuple(values)

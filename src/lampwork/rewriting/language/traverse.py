@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from lampwork.errors import PassError
-from lampwork.rewriting.language.term import Call, Size, Sizes, Term, Var, fits_all
+from lampwork.rewriting.language.term import Call, Rest, RestArgument, Size, Sizes, Term, Var, fits_all
 
 
 def check_pattern(pattern: Any) -> None:
@@ -36,6 +36,11 @@ def check_pattern(pattern: Any) -> None:
                 "a pattern takes the sizes of its variables only",
                 fix="leave the size open: -1 in a shape is any size",
             )
+        if isinstance(term, Rest):
+            raise PassError(
+                f"the rest of the arguments, {term}, is not the last argument of a call",
+                fix="write it behind the arguments of a call, as in torch.conv2d(x, w, options)",
+            )
 
 
 def children(term: Any) -> Sequence[Any]:
@@ -48,6 +53,21 @@ def children(term: Any) -> Sequence[Any]:
 def names_of(pattern: Any) -> set[str]:
     """What a match knows by name: variables, paths, counts and sizes."""
     return {name for term in _all([pattern]) if isinstance(term, Term) for name in term.names()} - {""}
+
+
+def rests_of(pattern: Any) -> set[str]:
+    """What a pattern calls the rest of the arguments of its calls."""
+    return {term.rest.name for call in calls_of(pattern) for term in rest_of(call)}
+
+
+def rest_of(call: Call) -> Iterator[RestArgument]:
+    """The arguments of a call that its named rest stands for, of all its overloads."""
+    return (v for row in call.values.values() for v in row if isinstance(v, RestArgument))
+
+
+def calls_of(pattern: Any) -> Iterator[Call]:
+    """The calls of a pattern, each once."""
+    return (term for term in _all([pattern]) if isinstance(term, Call))
 
 
 def parts_of(term: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.errors import PassError
-from lampwork.rewriting.language.term import Kind, Var
+from lampwork.rewriting.language.term import Kind, Rest, Var
 
 
 def tensor(
@@ -48,6 +48,18 @@ def number(*, where: Callable[[Any], Any] | None = None) -> Any:
 def anything(*, where: Callable[[Any], Any] | None = None) -> Any:
     """A variable for whatever stands there: a tensor, a number, a list, a dtype, None."""
     return _variable("any", where=where)
+
+
+def rest(name: str = "") -> Any:
+    """The arguments of a call that the pattern does not give, whatever they are: the last argument of a call, by the
+    name of a parameter of the pattern (`options=rest()`) or its own (`rest("options")`). `rest()` alone is anything.
+
+    `match["options"]` is a dict of them, by the names of the op's parameters. In the replacement a call that has it
+    last takes of it what the call does not give itself.
+    """
+    if not isinstance(cast(object, name), str):
+        raise PassError(f"the name of the rest of the arguments is {name!r}", fix='write rest("options")')
+    return Rest(name)
 
 
 def _variable(kind: Kind, dtype: Any = None, rank: Any = None, shape: Any = None, where: Any = None) -> Var:

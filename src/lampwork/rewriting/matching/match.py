@@ -17,7 +17,7 @@ from torch import fx
 from lampwork.graph.spec import TensorSpec
 from lampwork.records import record
 from lampwork.rewriting import schema
-from lampwork.rewriting.matching.match_plan import FAILED, Goals, MatchPlan, operands
+from lampwork.rewriting.matching.match_plan import FAILED, Goals, ItemsPlan, MatchPlan, Row, operands
 from lampwork.rewriting.matching.planner import PatternPlan, plan_of
 from lampwork.verdict import No, Verdict, Yes
 
@@ -27,8 +27,8 @@ class Match:
     """Where a pattern was found.
 
     `roots`: one node for each output of the pattern. `values`: what each variable stands for (a node, or a plain
-    value; None for a variable of an option that was not taken, a Path for a named `through`). `nodes`: all nodes the
-    pattern covers, the roots first. `counts` and `sizes`: what `count` and `size` tell.
+    value; None for a variable of an option that was not taken, a Path for a named `through`, a dict for a named
+    `rest`). `nodes`: all nodes the pattern covers, the roots first. `counts` and `sizes`: what `count` and `size` tell.
     """
 
     roots: tuple[fx.Node, ...]
@@ -43,11 +43,13 @@ class Match:
         return self.roots[0]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            raise KeyError(f"the match has no {name!r}: it has {', '.join(self.values)}")
         return self.values[name]
 
     def spec(self, name: str) -> TensorSpec:
         """The spec of the tensor that the variable `name` stands for."""
-        return cast(TensorSpec, self.values[name].meta["val"])
+        return cast(TensorSpec, self[name].meta["val"])
 
     def has(self, name: str) -> bool:
         """Whether the optional op, or the variable, called `name` is in the match."""
@@ -107,9 +109,10 @@ _WAYS = 4_096
 
 class Search:
     """One search for a pattern at a node. `bindings`: variables, notes, and the calls that the pattern has twice.
-    `nodes`: what the match covers so far. With `explain` the failures are noted; `best` is the one furthest on."""
+    `nodes`: what the match covers so far. With `explain` the failures are noted; `best` is the one furthest on,
+    and `rows` are the ways in which the operands of a node were read."""
 
-    __slots__ = ("best", "bindings", "choices", "explain", "node", "nodes", "plan", "trail")
+    __slots__ = ("best", "bindings", "choices", "explain", "node", "nodes", "plan", "rows", "trail")
 
     def __init__(self, plan: PatternPlan, node: fx.Node, explain: bool = False) -> None:
         self.plan = plan
@@ -120,6 +123,7 @@ class Search:
         self.nodes: list[fx.Node] = []
         self.choices: list[tuple[Goals, int, int]] = []
         self.best: Miss | None = None
+        self.rows: dict[fx.Node, list[Row]] = {}
 
     def run(self) -> Iterator[Match]:
         goals: Goals = None
@@ -145,15 +149,20 @@ class Search:
         values = {name: found.get(name) for name in self.plan.names}
         counts: dict[str, int] = {}
         sizes: dict[str, int] = {}
+        rests: dict[str, dict[str, Any]] = {}
         for key, value in found.items():
             if isinstance(key, str):
                 values[key] = value
             elif isinstance(key, tuple):
-                kind, name = cast("tuple[str, str]", key)
-                if kind != "output":
+                kind, name, *parameter = cast("tuple[str, str]", key)
+                if kind == "rest":
+                    rests.setdefault(name, {})[parameter[0]] = value
+                elif kind != "output":
                     (counts if kind == "count" else sizes)[name] = value
         roots = [self.node, *(found["output", output.number] for output in self.plan.outputs)]
-        return Match(tuple(roots), values, tuple(dict.fromkeys((*roots, *self.nodes))), counts, sizes)
+        return Match(
+            tuple(roots), {**values, **rests}, tuple(dict.fromkeys((*roots, *self.nodes))), counts, sizes
+        )
 
     def bind(self, key: Any, value: Any) -> None:
         """Note what a variable stands for, until this way to match fails."""
@@ -201,16 +210,20 @@ def nearest_miss_in(pattern: Any, graph: fx.Graph) -> Miss | None:
 
 def _reason(search: Search, plan: MatchPlan, value: Any, owner: fx.Node | None) -> str:
     text = plan.reason(search, value)
-    position = _position(value, owner)
+    position = _position(search, plan, value, owner)
     return f"argument {position!r} of {cast(fx.Node, owner).name}: {text}" if position else text
 
 
-def _position(value: Any, owner: fx.Node | None) -> str:
-    """The name of the parameter of `owner` that is given `value`."""
+def _position(search: Search, plan: MatchPlan, value: Any, owner: fx.Node | None) -> str:
+    """The name of the parameter of `owner` that is given `value`, "" where that could be several."""
     if owner is None or owner.op != "call_function":
         return ""
-    parameters = schema.signature(owner.target).parameters
-    for parameter, actual in zip(parameters, operands(owner), strict=False):
-        if actual is value:
-            return parameter.name
-    return ""
+    parameters, actual = schema.signature(owner.target).parameters, operands(owner)
+    for row in search.rows.get(owner, ()):
+        # Several arguments may have equal values: it is the one that the plan is for.
+        for i, wanted in row.all:
+            whole = wanted is plan and actual[i] is value
+            if whole or (isinstance(wanted, ItemsPlan) and wanted.has(plan, actual[i], value)):
+                return parameters[i].name
+    same = [p.name for p, given in zip(parameters, actual, strict=False) if given is value]
+    return same[0] if len(same) == 1 else ""

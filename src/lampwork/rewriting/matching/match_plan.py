@@ -284,6 +284,7 @@ class CallPlan(MatchPlan):
 def _operand_goals(search: Search, row: Row, actual: tuple[Any, ...], owner: fx.Node, rest: Goals) -> Goals:
     """The goals for the operands of a call; FAILED if one of them is plainly wrong."""
     if search.explain:
+        search.rows.setdefault(owner, []).append(row)
         for i, plan in reversed(row.all):
             rest = (plan, actual[i], owner, rest)
         return rest
@@ -324,6 +325,11 @@ class ItemsPlan(MatchPlan):
         for inner, item in zip(reversed(self.items), reversed(items), strict=True):
             rest = (inner, item, owner, rest)
         return rest
+
+    def has(self, plan: MatchPlan, actual: Any, value: Any) -> bool:
+        """Whether `plan` is that of an item, and `value` one of the list `actual`."""
+        items = cast("Sequence[Any]", actual if isinstance(actual, list | tuple) else ())
+        return any(item is plan for item in self.items) and any(item is value for item in items)
 
     def wanted(self, search: Search) -> str:
         return f"a list of {len(self.items)}"

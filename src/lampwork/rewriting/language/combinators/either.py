@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lampwork.rewriting.matching.planner import Planner
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Either(Term):
     """The first of several terms that matches. `counts`: what `Match.count(name)` is for each."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lampwork.rewriting.matching.planner import Planner
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Repeated(Term):
     """`step` applied `at_least` times or more, the innermost time to `x`. `body`: the step, applied to anything.
     `done`: the times already matched."""

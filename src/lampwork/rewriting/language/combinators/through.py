@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Through(Term):
     """`x`, or a chain of views and lossless casts of it. `name`: what the chain is called in the match."""
 

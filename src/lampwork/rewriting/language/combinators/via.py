@@ -24,7 +24,7 @@ Convert = Callable[[Any, fx.Node | None], Any]
 """(value, the node whose argument it is) -> what stands for the value, or MISS."""
 
 
-@record(eq=False)
+@record(eq=False, repr=False)
 class Via(Term):
     """A value that, converted, is `inner`. `what` says what it is, for messages."""
 

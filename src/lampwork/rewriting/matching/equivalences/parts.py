@@ -13,7 +13,7 @@ from lampwork.graph.symbols import SymbolicInt, same_size
 from lampwork.records import record
 from lampwork.rewriting import schema
 from lampwork.rewriting.language.combinators.via import MISS, Via
-from lampwork.rewriting.language.term import Call, Lit, Term, call
+from lampwork.rewriting.language.term import Call, Lit, RestArgument, Term, call
 from lampwork.standard import functools, operator
 
 aten = torch.ops.aten
@@ -96,8 +96,10 @@ def _row(target: Any, row: Sequence[Any]) -> tuple[Any, ...]:
     values: list[Any] = list(row)
     for i, how in _readings(target):
         value = values[i]
+        if isinstance(value, RestArgument):
+            continue
         if how.is_list and isinstance(literal(value), int):
-            value = [value]
+            value = [value] * how.length
         match how.sort:
             case "any":
                 value = ...
@@ -115,10 +117,12 @@ def _row(target: Any, row: Sequence[Any]) -> tuple[Any, ...]:
 
 @record
 class _Reading:
-    """How an argument may be written. `extra`: the dimensions that it counts beyond the first operand's."""
+    """How an argument may be written. `length`: how long a list one int is. `extra`: the dimensions that it counts
+    beyond the first operand's."""
 
     sort: str
     is_list: bool
+    length: int = 1
     extra: int = 0
     ordered: bool = False
 
@@ -142,7 +146,8 @@ def _readings(target: Any) -> tuple[tuple[int, _Reading], ...]:
             sort = "dtype"
         if sort or is_list:
             extra = 1 if name in RANK_PLUS_ONE else 0
-            found.append((i, _Reading(sort, is_list, extra, argument.name == "dims")))
+            length = argument.N or 1
+            found.append((i, _Reading(sort, is_list, length, extra, argument.name == "dims")))
     return tuple(found)
 
 

@@ -10,21 +10,20 @@ before it. `spellings(call)` lists what to look for:
 * formulas of the same values: pow(x, 2), x * x and square; sqrt, rsqrt, reciprocal and their powers; a - b and
   a + -b; masked_fill and where; amax and max over a dimension; ...
 
-A call whose overload is named ("mul.Tensor") is not looked for as another formula: so a line of algebra can tell
-pow(x, 2) from x * x.
+A call with a named rest of its arguments is looked for as it stands. A call whose overload is named ("mul.Tensor") is
+not looked for as another formula: so a line of algebra can tell pow(x, 2) from x * x.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from lampwork.rewriting.language.term import Call
+from lampwork.rewriting.language.term import PARTING, Call
+from lampwork.rewriting.language.traverse import rest_of
 from lampwork.rewriting.matching.equivalences.formulas import FORMULAS
 from lampwork.rewriting.matching.equivalences.moves import MOVES, parts, takes_in
 from lampwork.rewriting.matching.equivalences.parts import literal, own
 from lampwork.standard import functools
-
-_SPLITS = ("chunk", "split", "unbind")
 
 
 @functools.lru_cache(maxsize=16384)
@@ -36,6 +35,9 @@ def spellings(term: Call) -> tuple[Any, ...]:
     """
     if term.form == "final":
         return (term,)
+    if next(rest_of(term), None) is not None:
+        # The rest are arguments of the op that is called, and no other's.
+        return (own(term),)
     found: list[Any] = [own(term)]
     if term.name in MOVES:
         moves = list(MOVES[term.name](term))
@@ -46,6 +48,6 @@ def spellings(term: Call) -> tuple[Any, ...]:
     if term.name == "getitem":
         source, index = next(iter(term.values.values()))
         number = literal(index)
-        if isinstance(source, Call) and source.name in _SPLITS and isinstance(number, int):
+        if isinstance(source, Call) and source.name in PARTING and isinstance(number, int):
             found.extend(parts(source, number))
     return tuple(found)
