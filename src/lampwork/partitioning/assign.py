@@ -15,7 +15,7 @@ from lampwork.partitioning.faults import Report
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 from lampwork.standard import math, operator
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict, Yes, as_verdict
 
 Ban = tuple[fx.Node, int]
 """A node that the backend of this number does not get."""
@@ -83,16 +83,17 @@ class Answers:
         backend = self.backends[number]
         if not self._traits[number].trusted and any(n.meta.get("opaque") for n in node.all_input_nodes):
             return No("it reads a weight that is packed for another library")
+        if self._traits[number].decompose and (pieces := node.meta.get("core_pieces")):
+            return No(f"it takes none of the core operators that this is made of: {pieces}")
         try:
-            verdict: Any = backend.supports(node)
+            answer: Any = backend.supports(node)
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
             return self._nonsense(number, "supports", f"raised {text_of(error)}", node, error)
-        if isinstance(verdict, (Yes, No)):
+        verdict = as_verdict(answer, "not supported")
+        if verdict is not None:
             return verdict
-        if isinstance(verdict, bool):
-            return Yes() if verdict else No("not supported")
         return self._nonsense(
-            number, "supports", f"returned {type(verdict).__name__}, expected lampwork.Yes or No", node
+            number, "supports", f"returned {type(answer).__name__}, expected lampwork.Yes or No", node
         )
 
     def _nonsense(

@@ -18,7 +18,7 @@ from lampwork.rewriting.apply.edit import Editor, erase_unused, spec_change
 from lampwork.rewriting.apply.layout import adopt_strides, is_dense
 from lampwork.rewriting.language.rules import Rule
 from lampwork.rewriting.matching.match import Match
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict, Yes, as_verdict
 
 
 class Host(Protocol):
@@ -101,10 +101,9 @@ def verdict_of(r: Rule, match: Match) -> Verdict:
         answer: Any = r.check(match)
     except Exception as error:  # whatever the author's code raises
         raise fault_at(r, match, f"its check raised {text_of(error)}") from error
-    if isinstance(answer, Yes | No):
-        return answer
-    if isinstance(answer, bool):
-        return Yes() if answer else No("its check says no")
+    verdict = as_verdict(answer, "its check says no")
+    if verdict is not None:
+        return verdict
     raise fault_at(
         r, match, f"its check returned {answer!r}", fix="return lampwork.Yes() or lampwork.No(reason)"
     )
@@ -179,7 +178,7 @@ def _prepared(r: Rule, match: Match, editor: Editor, new: tuple[fx.Node, ...], h
         verdict = _may_replace(r, before, after, editor)
         if isinstance(verdict, No):
             return verdict
-    verdict = _share_alike(match.roots, new)
+    verdict = share_alike(match.roots, new)
     if verdict:
         verdict = host.approve(r, match, new)
     return verdict if isinstance(verdict, No) else Prepared(r, match, editor, new, late)
@@ -249,7 +248,7 @@ def _may_replace(r: Rule, old: fx.Node, new: fx.Node, editor: Editor) -> Verdict
     return No(f"the result {old.name} would have other strides")
 
 
-def _share_alike(old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
+def share_alike(old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
     """Results that leave the graph share memory as before."""
     shown = [(a, b) for a, b in zip(old, new, strict=True) if escapes(a)]
     for i, (a, b) in enumerate(shown):
