@@ -55,18 +55,19 @@ class Answers:
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         self.nodes = [node for node in calls if not node.meta.get("constant")]
 
-    def varied(self, number: int, *, min_block_size: int | None = None, also: str | None = None) -> Answers:
-        """What would be said if a backend had another `min_block_size`, or took all calls of the operator `also`."""
+    def varied(
+        self, number: int, *, min_block_size: int | None = None, also: Collection[str] = ()
+    ) -> Answers:
+        """What would be said if a backend had another `min_block_size`, or took all calls of the operators `also`."""
         other = Answers(self.graph, self.backends, self.report)
         other._verdicts = dict(self._verdicts)
         other._groups = dict(self._groups)
         other._faulty = set(self._faulty)
         if min_block_size is not None:
             other._traits[number] = replace(other._traits[number], min_block_size=min_block_size)
-        if also is not None:
-            for node in self.nodes:
-                if packet_name(node.target) == also:
-                    other._verdicts[node, number] = Yes()
+        for node in self.nodes:
+            if packet_name(node.target) in also:
+                other._verdicts[node, number] = Yes()
         return other
 
     def traits(self, number: int) -> Traits:
