@@ -12,6 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
+import torch
+
 import lampwork
 from lampwork import errors, logs
 from lampwork.approximation import (
@@ -23,6 +25,7 @@ from lampwork.approximation import (
     QuantizationReport,
     RuleReport,
 )
+from lampwork.backends import reachable_operators
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.model.codes import CODES
@@ -277,6 +280,34 @@ def rules() -> str:
     return "\n".join(lines).rstrip()
 
 
+def operators() -> str:
+    found = reachable_operators()
+    sections = {
+        "Core ATen": [each for each in found if each.core],
+        "With a decomposition": [each for each in found if not each.core and each.decomposes],
+        "Without one": [each for each in found if not each.core and not each.decomposes],
+    }
+    lines = [
+        "# Operators that reach a backend",
+        "",
+        GENERATED,
+        "",
+        f"The {len(found)} ATen operators of torch {torch.__version__.partition('+')[0]} on the CPU that a graph can",
+        "contain where [backends](../backends.md) are asked; `lampwork.backends.reachable_operators()` gives the list",
+        "for the installed torch, and for another device. `operator.getitem` takes the results of operators of",
+        'several. With `decompose = "core"` a backend is asked about those of the first section, about what the',
+        "decompositions of the second leave, and about those of the third.",
+    ]
+    for title, operators in sections.items():
+        packets: dict[str, list[str]] = {}
+        for each in operators:
+            _, packet, overload = each.name.split(".")
+            packets.setdefault(packet, []).append(overload)
+        rows = ([f"`{name}`", ", ".join(names)] for name, names in packets.items())
+        lines += ["", f"## {title}", "", *table(["operator", "overloads"], rows)]
+    return "\n".join(lines)
+
+
 def library() -> str:
     lines = [
         "# The library of rewrites",
@@ -366,6 +397,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "operations.md": operations,
     "rules.md": rules,
     "library.md": library,
+    "operators.md": operators,
 }
 
 

@@ -196,7 +196,7 @@ def main() -> None:
 
     print("\n== 3. a backend ==")
     backend = MatmulScale()
-    lampwork.partition(model, inputs, [backend, "native"]).dry_run()
+    print(lampwork.partition(model, inputs, [backend, "native"]).dry_run())
     custom = lampwork.compile(model, backend=[backend, "native"])
     for run in ("first", "second"):
         before = lampwork.stats()

@@ -12,8 +12,10 @@ from same import assert_same
 from torch import Tensor, nn
 
 import lampwork
+from lampwork.backends.core_aten import is_core
 from lampwork.bench.models import load
 from lampwork.bench.workloads.transformers import bert
+from lampwork.graph.interpret import run_graph
 
 pytest.importorskip("onnx")
 
@@ -55,6 +57,29 @@ def test_bert_with_a_mask_runs_whole(backend: str) -> None:
         got, want = compiled(ids, mask), fn(ids, mask)
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
     assert backend in compiled.stages.partition
+
+
+class Core:
+    """Takes core operators only, and is asked about nothing else."""
+
+    name, decompose = "core", "core"
+
+    def supports(self, node: Any) -> bool:
+        assert is_core(node.target), node.target
+        return True
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        return lambda *tensors: run_graph(graph, tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "resnet50"])
+def test_models_in_core_operators(name: str) -> None:
+    work = load(name)
+    with torch.no_grad():
+        compiled = lampwork.compile(work.fn, backend=[Core, "native"], options={"strict": True})
+        assert_same(work.fn, compiled(*work.inputs), *work.inputs)
+    assert _only(compiled, "core"), compiled.stages.partition
 
 
 class Mixed(nn.Module):

@@ -7,10 +7,10 @@ from dataclasses import field
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from torch import Tensor, fx
-from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import NOBODY, Observer
+from lampwork.backends.operators import operators_of
 from lampwork.config import Config
 from lampwork.errors import OptionError
 from lampwork.plugins.context import BackendPasses
@@ -63,7 +63,9 @@ class Backend(Protocol):
     * `bakes_weights: bool`: the compiled callable contains the values of the bound placeholders, `options.bound`, and
       is called with the inputs only. When a weight changes, the graph is compiled again.
     * `min_block_size: int`: parts with fewer nodes go to the next backend.
-    * `keep_ops`: operators (`torch.ops.aten.gelu.default`) that no pass may replace.
+    * `keep_ops`: operators (`torch.ops.aten.gelu`, or "aten.gelu") that no pass may replace.
+    * `decompose: str`: "core": this backend is asked about torch's core ATen operators only. Others are taken apart
+      where it takes some of their pieces, and stay whole for the next backend where it takes none.
     * `passes`: (pass, `Place`) pairs: passes that only this backend wants, each placed by a pass of the pipeline or by
       an earlier one of these. They run on whole graphs, whenever this backend is among those that are given.
     * `clusters(graph)`: groups of nodes that the backend takes as a whole or not at all.
@@ -105,6 +107,7 @@ class Traits:
     keeps_constants: bool = False
     trusted: bool = False
     min_block_size: int = 1
+    decompose: str = ""
     keep_ops: frozenset[Any] = frozenset()
     passes: BackendPasses = ()
     clusters: Callable[[fx.Graph], Iterable[Iterable[fx.Node]]] | None = None
@@ -124,13 +127,21 @@ class Traits:
         size = _checked(backend, "min_block_size", getattr(backend, "min_block_size", 1), int, "a number")
         if size < 1:
             raise _wrong(backend, "min_block_size", size, "1 or more")
+        depth: Any = getattr(backend, "decompose", "")
+        if depth not in ("", "core"):
+            raise _wrong(backend, "decompose", depth, '"core", or leave it out')
         hooks: dict[str, Any] = {}
         for name in ("clusters", "cost", "prepare"):
             hooks[name] = getattr(backend, name, None)
             if hooks[name] is not None and not callable(hooks[name]):
                 raise _wrong(backend, name, hooks[name], "a method")
         return Traits(
-            **flags, min_block_size=size, keep_ops=_operators(backend), passes=_passes(backend), **hooks
+            **flags,
+            min_block_size=size,
+            decompose=depth,
+            keep_ops=_operators(backend),
+            passes=_passes(backend),
+            **hooks,
         )
 
 
@@ -182,12 +193,7 @@ def _operators(backend: Any) -> frozenset[Any]:
     given: Any = getattr(backend, "keep_ops", ())
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise _wrong(backend, "keep_ops", given, "a collection of operators")
-    found: set[Any] = set()
-    for operator in cast("Iterable[Any]", given):
-        if isinstance(operator, OpOverloadPacket):
-            found.update(getattr(operator, overload) for overload in operator.overloads())
-        elif isinstance(operator, OpOverload):
-            found.add(operator)
-        else:
-            raise _wrong(backend, "keep_ops", operator, "a collection of operators of torch.ops")
-    return frozenset(found)
+    try:
+        return operators_of(cast("Iterable[Any]", given))
+    except OptionError as error:
+        raise OptionError(f"backend {backend.name}: keep_ops: {error.cause}", fix=error.fix) from error

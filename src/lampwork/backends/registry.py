@@ -5,11 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
+
+from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
 
 from lampwork.backends.callable import CallableBackend
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.operators import operators_of
 from lampwork.backends.optional import OPTIONAL, load_optional, missing
 from lampwork.backends.protocol import Backend, Traits
 from lampwork.errors import OptionError
@@ -36,6 +41,8 @@ class Registry:
             raise OptionError(f"{name!r} is no name for a backend", fix="use lower case, digits, - and _")
         traits = Traits.of(backend)
         registry().reserve(step.name for step, _ in traits.passes)
+        if traits.decompose:
+            registry().reserve(["decompose-core"])
         with self.lock:
             self.backends[name] = backend
 
@@ -92,16 +99,83 @@ _registry = _Lazy()
 B = TypeVar("B")
 
 
-def register_backend(backend: B) -> B:
-    """Register `backend`, a Backend object or class, under its name. It replaces a backend of the same name.
+Supported = Iterable[Any] | Callable[[fx.Node], Any]
+"""Operators (`torch.ops.aten.add`, "aten.add"), or what answers for a node as `Backend.supports` does."""
 
-    Returns `backend`, so it can decorate a class.
+
+@overload
+def register_backend(
+    backend: str, function: None = None, *, supports: Supported | None = None, decompose: str = ""
+) -> Callable[[B], B]: ...
+@overload
+def register_backend(
+    backend: str, function: B, *, supports: Supported | None = None, decompose: str = ""
+) -> B: ...
+@overload
+def register_backend(
+    backend: B, function: None = None, *, supports: Supported | None = None, decompose: str = ""
+) -> B: ...
+def register_backend(
+    backend: Any, function: Any = None, *, supports: Supported | None = None, decompose: str = ""
+) -> Any:
+    """Register a backend under a name. It replaces a backend of the same name.
+
+        @register_backend                                       # a class, or an object, that is a Backend
+        class Mine: ...
+
+        @register_backend("mine", supports=["aten.linear"])     # a function as for torch.compile
+        def mine(gm, example_inputs): ...
+
+        register_backend("mine", mine, supports=lambda node: node.target is torch.ops.aten.linear.default)
+
+    Args:
+        backend: a Backend object or class; or the name of one that is made of a function.
+        function: takes `(gm, example_inputs)` and returns a callable. Left out after a name: the decorator's.
+        supports: the operators that the function is given, as `torch.ops.aten.add`, `torch.ops.aten.add.Tensor` or
+            "aten.add"; or a function of a node that returns Yes(), No(reason) or a bool. By default all.
+        decompose: "core": the function is given core ATen operators only; see `Backend`.
+
+    Returns `backend`, or `function`, so it can decorate either.
 
     Raises:
-        OptionError: `backend` is not a backend, or its name is not made of lower-case letters, digits, - and _.
+        OptionError: it is no backend, its name is not made of lower-case letters, digits, - and _, or `supports` names
+            no operator.
     """
+    if isinstance(backend, str):
+        if function is None:
+            return lambda given: register_backend(backend, given, supports=supports, decompose=decompose)
+        _registry().register(_of_function(backend, function, supports, decompose))
+        return function
+    if function is not None or supports is not None or decompose:
+        raise OptionError(
+            "function, supports and decompose go with a name and a function",
+            fix='write register_backend("name", function, supports=...), or give the backend these as attributes',
+        )
     _registry().register(_instance(backend))
     return backend
+
+
+def _of_function(name: str, function: Any, supports: Any, decompose: str) -> CallableBackend:
+    if not callable(function) or isinstance(function, type):
+        raise OptionError(
+            f"backend {name!r} is made of {function!r}, which is no function",
+            fix="give it a function of (gm, example_inputs); a class with a name needs no other",
+        )
+    return CallableBackend(function, name, _taken(supports), decompose)
+
+
+def _taken(supports: Any) -> Any:
+    if supports is None:
+        return None
+    if isinstance(supports, str | OpOverload | OpOverloadPacket):
+        return operators_of([supports])
+    if callable(supports):
+        return supports
+    if isinstance(supports, Iterable):
+        return operators_of(cast("Iterable[Any]", supports))
+    raise OptionError(
+        f"supports is {supports!r}", fix="make it a collection of operators, or a function of a node"
+    )
 
 
 def get_backend(name: str) -> Backend:

@@ -16,7 +16,7 @@ from lampwork.partitioning.faults import Report
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
 from lampwork.standard import math, operator
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict, Yes, as_verdict
 
 Ban = tuple[fx.Node, int]
 """A node that the backend of this number does not get."""
@@ -56,18 +56,19 @@ class Answers(Shown):
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         self.nodes = [node for node in calls if not node.meta.get("constant")]
 
-    def varied(self, number: int, *, min_block_size: int | None = None, also: str | None = None) -> Answers:
-        """What would be said if a backend had another `min_block_size`, or took all calls of the operator `also`."""
+    def varied(
+        self, number: int, *, min_block_size: int | None = None, also: Collection[str] = ()
+    ) -> Answers:
+        """What would be said if a backend had another `min_block_size`, or took all calls of the operators `also`."""
         other = Answers(self.graph, self.backends, self.report)
         other._verdicts = dict(self._verdicts)
         other._groups = dict(self._groups)
         other._faulty = set(self._faulty)
         if min_block_size is not None:
             other._traits[number] = replace(other._traits[number], min_block_size=min_block_size)
-        if also is not None:
-            for node in self.nodes:
-                if packet_name(node.target) == also:
-                    other._verdicts[node, number] = Yes()
+        for node in self.nodes:
+            if packet_name(node.target) in also:
+                other._verdicts[node, number] = Yes()
         return other
 
     def traits(self, number: int) -> Traits:
@@ -84,16 +85,17 @@ class Answers(Shown):
         backend = self.backends[number]
         if not self._traits[number].trusted and any(n.meta.get("opaque") for n in node.all_input_nodes):
             return No("it reads a weight that is packed for another library")
+        if self._traits[number].decompose and (pieces := node.meta.get("core_pieces")):
+            return No(f"it takes none of the core operators that this is made of: {pieces}")
         try:
-            verdict: Any = backend.supports(node)
+            answer: Any = backend.supports(node)
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
             return self._nonsense(number, "supports", f"raised {text_of(error)}", node, error)
-        if isinstance(verdict, (Yes, No)):
+        verdict = as_verdict(answer, "not supported")
+        if verdict is not None:
             return verdict
-        if isinstance(verdict, bool):
-            return Yes() if verdict else No("not supported")
         return self._nonsense(
-            number, "supports", f"returned {type(verdict).__name__}, expected lampwork.Yes or No", node
+            number, "supports", f"returned {type(answer).__name__}, expected lampwork.Yes or No", node
         )
 
     def _nonsense(

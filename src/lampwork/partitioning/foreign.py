@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from lampwork.backends.protocol import Backend, kept_operators, passes_of
+from lampwork.backends.protocol import Backend, Traits, kept_operators, passes_of
 from lampwork.backends.registry import get_backend
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.partitioning.assign import Answers
+from lampwork.partitioning.decompose import DECOMPOSING, DecomposeCore
 from lampwork.plugins.context import PassContext
 from lampwork.standard import functools
 
@@ -23,6 +24,9 @@ def pass_context(config: Config, backends: Sequence[Backend]) -> PassContext:
     ctx = PassContext.of(config, kept_operators(backends))
     ctx.foreign = _goes_to_foreign(backends)
     ctx.backend_passes = passes_of(backends)
+    if any(Traits.of(backend).decompose for backend in backends):
+        # Last: of passes at one place that is the one that runs first, before those that ask who takes what.
+        ctx.backend_passes += ((DecomposeCore(tuple(backends)), DECOMPOSING),)
     return ctx
 
 

@@ -13,6 +13,7 @@ from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Record
 from lampwork.display import Block, Folded, Shown, Table
 from lampwork.errors import BackendError, Location
+from lampwork.partitioning.account import DryRun, PartEstimate, estimate_lines, estimates
 from lampwork.partitioning.assign import Answers
 from lampwork.partitioning.parts import Part, calls_in, partition
 from lampwork.records import record
@@ -21,6 +22,9 @@ from lampwork.rewriting.schema import packet_name
 
 BLOCK_SIZES = (1, 2, 5, 10)
 """What `PartitionPlan.block_sizes` tries."""
+
+TRIED_OPS = 20
+"""Of how many refused operators `PartitionPlan.missing` looks for a set."""
 
 MORE_OPS = 5
 """For how many refused operators `PartitionPlan.one_more` says what would be if they were taken."""
@@ -58,6 +62,15 @@ class Change(Shown):
     nodes: int
     parts: int
     all_parts: int
+
+
+@record
+class Missing:
+    """Operators of which `backend` would have to take all calls for each region to be one part, found greedily: first
+    those that leave the fewest parts, then without those that turn out not to be needed. There may be smaller sets."""
+
+    backend: str
+    operators: tuple[str, ...]
 
 
 @record
@@ -109,9 +122,10 @@ class PartitionPlan(Shown):
             tuple(b.name for b in backends), tuple(regions), tuple(faults.found), tuple(records)
         )
 
-    def dry_run(self) -> None:
-        """Print coverage, parts, every reason for a refusal, and what would change them."""
-        print(self)
+    def dry_run(self) -> DryRun:
+        """An account of coverage, parts, every reason for a refusal, and what would change them; print it."""
+        found = [each for region in self.regions for each in _estimates(region)]
+        return DryRun(tuple(found), str(self))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -162,8 +176,39 @@ class PartitionPlan(Shown):
                 if group.backend == name:
                     counts[group.op] += group.nodes
             for op, _ in counts.most_common(MORE_OPS):
-                found.append(self._changed(f"{op} supported as well", number, also=op))
+                found.append(self._changed(f"{op} supported as well", number, also=(op,)))
         return tuple(found)
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """For each backend that is not ours: the operators that keep regions from being one part of it. Backends for
+        which no set does that, which need none, or which refuse more than `TRIED_OPS` operators are left out."""
+        found: list[Missing] = []
+        for number in self._foreign():
+            name = self.backends[number]
+            refused = list(dict.fromkeys(group.op for group in self.refusals if group.backend == name))
+            operators = self._missing(number, refused) if 0 < len(refused) <= TRIED_OPS else ()
+            if operators:
+                found.append(Missing(name, tuple(operators)))
+        return tuple(found)
+
+    def _missing(self, number: int, refused: Sequence[str]) -> list[str]:
+        def left(operators: Sequence[str]) -> tuple[int, int]:
+            """How many parts there are too many, and how many operators others have."""
+            change = self._changed("", number, also=operators)
+            return change.all_parts - len(self.regions), self.nodes - change.nodes
+
+        if left(refused) != (0, 0):
+            return []
+        chosen: list[str] = []
+        while left(chosen) != (0, 0):
+            rest = [op for op in refused if op not in chosen]
+            chosen.append(min(rest, key=lambda op: left([*chosen, op])))
+        for op in list(chosen):
+            without = [other for other in chosen if other != op]
+            if left(without) == (0, 0):
+                chosen = without
+        return chosen
 
     def _foreign(self) -> list[int]:
         answers = self.regions[0].answers if self.regions else None
@@ -199,6 +244,10 @@ class PartitionPlan(Shown):
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+def _estimates(region: RegionPlan) -> list[PartEstimate]:
+    return estimates([part for part in region.parts if part.nodes], region.answers)
 
 
 def _takers(region: RegionPlan) -> Iterable[tuple[fx.Node, int]]:
@@ -246,6 +295,7 @@ def _lines(plan: PartitionPlan) -> Iterable[str]:
     for region in plan.regions:
         yield f"\nparts of {region.name}:"
         yield from _part_lines(region.parts)
+        yield from estimate_lines(_estimates(region))
     if plan.refusals:
         yield "\nrefused:"
     for group in plan.refusals:
@@ -261,6 +311,8 @@ def _lines(plan: PartitionPlan) -> Iterable[str]:
             f"  {change.backend}, {change.text}: {change.nodes} operators in {change.parts} parts "
             f"({change.all_parts} in all)"
         )
+    for missing in plan.missing:
+        yield f"  {missing.backend}, to be all of one part (found greedily): {', '.join(missing.operators)}"
 
 
 def _part_lines(parts: Sequence[Part]) -> Iterable[str]:

@@ -8,7 +8,16 @@ check_rewrite(MyRewrite)
 from __future__ import annotations
 
 from lampwork.testing.backend import check_backend
+from lampwork.testing.promises import BACKEND_PROMISES, Promise
 from lampwork.testing.report import Check, ConformanceError, Report
 from lampwork.testing.rewrite import check_rewrite
 
-__all__ = ["Check", "ConformanceError", "Report", "check_backend", "check_rewrite"]
+__all__ = [
+    "BACKEND_PROMISES",
+    "Check",
+    "ConformanceError",
+    "Promise",
+    "Report",
+    "check_backend",
+    "check_rewrite",
+]

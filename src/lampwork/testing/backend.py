@@ -5,29 +5,37 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import sys
 import threading
+import time
+import types
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
+import lampwork.records
 from lampwork.api import compile, function_of
 from lampwork.backends.callable import CallableBackend
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions
 from lampwork.config import using
 from lampwork.errors import OptionError
+from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.nested import leaves
 from lampwork.plugins.fingerprint import content_hash
 from lampwork.records import record
+from lampwork.standard import functools
+from lampwork.testing.alone import Alone, operators_alone
 from lampwork.testing.compare import difference, exact_result
 from lampwork.testing.programs import Program, blocks, edge_programs, network, randn, standard_programs
 from lampwork.testing.report import Failed, Report, conclude, run_checks
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict, as_verdict
 
 
 @dataclass(slots=True)
@@ -39,6 +47,7 @@ class Watched:
     name: Any = ""  # of an instance, where the protocol's is of the class
     supported: int = 0
     compiled: list[str] = field(default_factory=list[str])
+    graphs: list[fx.Graph] = field(default_factory=list[fx.Graph])
     faults: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
@@ -48,13 +57,22 @@ class Watched:
         # The optional attributes of the protocol are those of the backend itself.
         if name.startswith("__") or name == "inner":
             raise AttributeError(name)
-        return getattr(self.inner, name)
+        found = getattr(self.inner, name)
+        return functools.partial(self._clusters, found) if name == "clusters" and callable(found) else found
+
+    def _clusters(self, clusters: Callable[[fx.Graph], Any], graph: fx.Graph) -> Any:
+        key = structural_hash(graph)
+        groups = [tuple(group) for group in clusters(graph)]
+        if structural_hash(graph) != key:
+            self.faults.append("clusters() changed the graph")
+        return groups
 
     def supports(self, node: fx.Node) -> Verdict:
         before = _picture(node)
-        verdict: Any = self.inner.supports(node)
-        if not isinstance(verdict, Yes | No | bool):
-            self.faults.append(f"supports({node.name}) gave {verdict!r}, neither Yes() nor No(reason)")
+        answer: Any = self.inner.supports(node)
+        verdict = as_verdict(answer, "not supported")
+        if verdict is None:
+            self.faults.append(f"supports({node.name}) gave {answer!r}, neither Yes() nor No(reason)")
             return No("no verdict")
         if isinstance(verdict, No) and not verdict.reason:
             self.faults.append(f"supports({node.name}) gave No without a reason")
@@ -65,11 +83,12 @@ class Watched:
         if verdict and self.refuse is not None and self.refuse(node):
             return No("refused by the battery")
         self.supported += bool(verdict)
-        return verdict if isinstance(verdict, Yes | No) else (Yes() if verdict else No("False"))
+        return verdict
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions) -> Compiled:
         key = structural_hash(graph)
         self.compiled.append(key)
+        self.graphs.append(copy_graph(graph))
         made = self.inner.compile(graph, example_inputs, options)
         if structural_hash(graph) != key:
             self.faults.append("compile() changed the graph that it was given")
@@ -86,6 +105,17 @@ class Battery:
 
     backend: Backend
     programs: tuple[Program, ...]
+    known: list[tuple[Alone, ...]] = field(default_factory=list[tuple[Alone, ...]])
+
+    @property
+    def alone(self) -> tuple[Alone, ...]:
+        """Each operator that it takes in a program, alone. Not for backends whose results Lampwork itself vouches for:
+        the tests of Lampwork try all of their operators."""
+        if not self.known:
+            trusted = getattr(self.backend, "trusted", False)
+            seen = () if trusted else [self.run(program, calls=1) for program in self.programs]
+            self.known.append(operators_alone([graph for watched in seen for graph in watched.graphs]))
+        return self.known[0]
 
     def run(self, program: Program, watched: Watched | None = None, calls: int = 2) -> Watched:
         """Run a program compiled with the backend, several times; each call must do what eager does."""
@@ -143,7 +173,8 @@ def check_backend(
         raises: if False, the report is returned even if checks failed.
 
     Each check compiles programs with this backend alone (operators it does not take run in eager PyTorch) and compares
-    the results with eager and with double precision; docs/testing.md lists the checks.
+    the results with eager and with double precision; docs/testing.md lists the checks, `BACKEND_PROMISES` what each
+    holds a backend to.
 
     Raises:
         ConformanceError: checks failed; its `report` has all checks.
@@ -155,6 +186,7 @@ def check_backend(
     )
     battery = Battery(made, (*own, *standard_programs()))
     checks = _CHECKS | {name: _edges(edge) for name, edge in edge_programs().items()}
+    checks["special numbers"] = _special_numbers
     return conclude(Report(f"backend {made.name}", run_checks(checks, battery, only, skip)), raises)
 
 
@@ -270,26 +302,69 @@ def _other(program: Program) -> Callable[[], tuple[Any, ...]]:
     )
 
 
+def _one_object(battery: Battery) -> str:
+    """All programs are compiled before the first of them runs again."""
+    with _strict():
+        made = [(program, compile(program.fn, backend=battery.backend)) for program in battery.programs]
+        for _ in range(3):  # the first compiles, the first two are checked on copies
+            for program, compiled in made:
+                battery.call(program, compiled)
+    return f"{len(made)} programs"
+
+
 def _threads(battery: Battery) -> str:
-    """Eight threads compile and call one model at once."""
+    """Eight threads compile and call one model at once, each with numbers of its own; then they call it while each is
+    made to wait at any line of the backend's functions."""
     module = network()
-    program = Program("network", module, lambda: (randn(4, 8),))
+
+    def program(number: int) -> Program:
+        return Program(f"network in thread {number}", module, lambda: (randn(4, 8, seed=number),))
+
     with _strict():
         compiled = compile(module, backend=battery.backend)
         gate = threading.Barrier(8)
 
-        def work(_: int) -> None:
+        def work(number: int, waits: bool) -> None:
             gate.wait(timeout=60)
-            for _ in range(5):
-                battery.call(program, compiled)
+            with _waiting_at_lines(number) if waits else contextlib.nullcontext():
+                for _ in range(5):
+                    battery.call(program(number), compiled)
 
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(work, range(8)))
-    return "8 threads, 5 calls each"
+        for waits in (False, True):
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(work, range(8), (waits,) * 8))
+    return "8 threads, 10 calls each"
+
+
+@contextlib.contextmanager
+def _waiting_at_lines(seed: int) -> Generator[None]:
+    """This thread waits for the others at some lines of Python, but not of torch, Lampwork or the standard library."""
+    chooser = random.Random(seed)
+
+    def trace(frame: types.FrameType, event: str, argument: Any) -> Any:
+        if event == "call":
+            return None if frame.f_code.co_filename.startswith(_NOT_ITS_OWN) else trace
+        if event == "line" and chooser.random() < 0.5:
+            time.sleep(0.0002)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+_NOT_ITS_OWN = (
+    *(str(Path(module.__file__ or "").parent) for module in (torch, lampwork.records, threading)),
+    "<",
+)
 
 
 def _cache_keys(battery: Battery) -> str:
-    """Equal parts are compiled once; those that differ in a literal, a shape or a dtype are not confused."""
+    """Equal parts are compiled once; those that differ in a literal, a shape, a dtype or the order of operands are not
+    confused: of each operator that it takes, two calls that differ in nothing else."""
     if content_hash(battery.backend) != content_hash(battery.backend):
         raise Failed("its content hash is not the same twice")
     only_linear = Watched(
@@ -301,6 +376,12 @@ def _cache_keys(battery: Battery) -> str:
     own = any(getattr(battery.backend, flag, False) for flag in ("bakes_weights", "trusted"))
     if doubled and not own:
         raise Failed(f"a part was compiled {watched.compiled.count(doubled[0])} times")
+    for alone in battery.alone:
+        for program in alone.with_other_literals():
+            battery.run(alone.program, calls=1)
+            battery.run(program, calls=1)
+        for program in alone.with_operands_exchanged():
+            battery.run(program, calls=1)
     for factor in (2.0, 3.0, 2):
         for dtype in (torch.float32, torch.float64):
             for shape in ((4, 8), (8, 4), (8,)):
@@ -323,11 +404,13 @@ def _gradients(battery: Battery) -> str:
         compiled = compile(module, backend=battery.backend)
         module(x).square().sum().backward()
         wanted = [cast(Tensor, p.grad).clone() for p in module.parameters()]
-        module.zero_grad()
-        compiled(y).square().sum().backward()
-    text = difference([y.grad, *(p.grad for p in module.parameters())], [x.grad, *wanted])
-    if text:
-        raise Failed(text)
+        for _ in range(3):  # what is trained may be compiled after a first backward
+            module.zero_grad()
+            y.grad = None
+            compiled(y).square().sum().backward()
+            text = difference([y.grad, *(p.grad for p in module.parameters())], [x.grad, *wanted])
+            if text:
+                raise Failed(text)
     return f"of {len(wanted) + 1} tensors"
 
 
@@ -340,6 +423,18 @@ def _no_fallback(battery: Battery) -> str:
         if function_of(compiled).refusals:
             raise Failed(f"{program.name}: {function_of(compiled).refusals[0]}")
     return ""
+
+
+def _special_numbers(battery: Battery) -> str:
+    """In a program, and in each operator alone."""
+    count = 0
+    for program in edge_programs()["special numbers"]:
+        battery.run(program)
+    for alone in battery.alone:
+        for program in alone.with_special_numbers():
+            battery.run(program, calls=1)
+            count += 1
+    return f"{count} calls of {len(battery.alone)} operators"
 
 
 def _edges(programs: tuple[Program, ...]) -> Callable[[Battery], str]:
@@ -359,6 +454,7 @@ _CHECKS: dict[str, Callable[[Battery], str]] = {
     "changed weights": _weights,
     "dynamic shapes": _sizes,
     "results are fresh": _fresh_results,
+    "one object": _one_object,
     "threads": _threads,
     "cache keys": _cache_keys,
     "gradients": _gradients,

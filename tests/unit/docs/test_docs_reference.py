@@ -25,7 +25,8 @@ def generator():
 
 
 @pytest.mark.parametrize(
-    "page", ["api.md", "options.md", "codes.md", "opcodes.md", "operations.md", "rules.md"]
+    "page",
+    ["api.md", "options.md", "codes.md", "opcodes.md", "operations.md", "operators.md", "rules.md"],
 )
 def test_page_is_current(page: str) -> None:
     made = generator().PAGES[page]() + "\n"

@@ -56,16 +56,57 @@ def test_coverage_reasons_and_changes() -> None:
     assert more["abs supported as well"][0] == 5
 
 
-def test_the_text(capsys) -> None:
+def test_the_text() -> None:
     with torch.no_grad():
         plan = lampwork.partition(lambda x: x.exp().cumsum(0).exp(), (torch.ones(3),), "eager")
-    plan.dry_run()
-    assert capsys.readouterr().out == (
-        "1 regions, 3 operators, 1 parts\n"
-        "eager: 3 operators (100.0 %) in 1 parts, 100.0 % of the arithmetic\n"
-        "\nparts of test_the_text.<locals>.<lambda>#0:\n"
-        "  eager: exp x2, cumsum: part 0\n"
+    assert (
+        str(plan.dry_run())
+        == repr(plan.dry_run())
+        == str(plan)
+        == (
+            "1 regions, 3 operators, 1 parts\n"
+            "eager: 3 operators (100.0 %) in 1 parts, 100.0 % of the arithmetic\n"
+            "\nparts of test_the_text.<locals>.<lambda>#0:\n"
+            "  eager: exp x2, cumsum: part 0"
+        )
     )
+
+
+def test_time_and_bytes_of_parts() -> None:
+    class Costly(Linear):
+        def cost(self, nodes):
+            return 2e-6 * len(nodes)
+
+    with torch.no_grad():
+        run = lampwork.partition(model(), torch.randn(4, 8), [Costly, "native"]).dry_run()
+    assert [part.read for part in run.parts] == [0, 128, 128, 128, 128] and run.moved == 512
+    assert [part.given for part in run.parts] == [128, 128, 128, 128, 32]
+    assert [part.seconds for part in run.parts] == [2e-6, None, 2e-6, None, 2e-6]
+    assert "between parts: 512 bytes in a call\n" in str(run)
+    assert "  part 2, linear: reads 128 bytes of other parts, gives 128 bytes, 2.0 µs predicted\n" in str(run)
+
+
+def test_the_page_is_escaped() -> None:
+    class Marked(Linear):
+        def supports(self, node):
+            return lampwork.No("<b>no</b>")
+
+    page = lampwork.partition(lambda x: x.exp(), torch.ones(2), [Marked])
+    assert (
+        "&lt;b&gt;no&lt;/b&gt;" in page.dry_run()._repr_html_() and "<b>" not in page.dry_run()._repr_html_()
+    )
+
+
+def test_the_operators_that_are_missing() -> None:
+    def fn(x):
+        return torch.nn.functional.linear(x.exp(), x).sin().cos() + 1
+
+    with torch.no_grad():
+        plan = lampwork.partition(fn, torch.ones(2, 2), [Linear, "native"])
+        (missing,) = plan.missing
+        assert missing.backend == "linear" and set(missing.operators) == {"exp", "sin", "cos", "add"}
+        assert "linear, to be all of one part (found greedily): " in str(plan)
+        assert not lampwork.partition(lambda x: x @ x, torch.ones(2, 2), "native").missing
 
 
 def test_all_regions_and_arguments_by_name() -> None:

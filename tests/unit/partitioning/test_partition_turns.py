@@ -196,7 +196,7 @@ def test_nonsense_is_reported_once_and_counts_as_a_refusal(attributes, message) 
         ({"cost": 3}, "cost is 3"),
         ({"prepare": 3}, "prepare is 3"),
         ({"keep_ops": "gelu"}, "keep_ops is 'gelu'"),
-        ({"keep_ops": [3]}, "keep_ops is 3"),
+        ({"keep_ops": [3]}, "keep_ops: 3 is no operator"),
     ],
 )
 def test_attributes_are_checked(attributes, message) -> None:

@@ -1,11 +1,10 @@
-"""The battery for backends: right ones pass, and for each check there is a wrong one that only it needs to catch."""
+"""The battery for backends: right ones pass, and each promise has a backend that breaks it and is caught."""
 
 from __future__ import annotations
 
 import itertools
-import operator
-import threading
-import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from lampwork import No, Yes
 from lampwork.errors import OptionError
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
-from lampwork.testing import ConformanceError, check_backend
+from lampwork.testing import BACKEND_PROMISES, ConformanceError, check_backend
 
 aten = torch.ops.aten
 
@@ -45,7 +44,7 @@ def failures(backend: Any, *only: str) -> dict[str, str]:
 def test_a_right_backend_passes() -> None:
     report = check_backend(Plain)
     assert report.ok and not report.failed
-    assert str(report).startswith("backend plain: 17 passed, 0 failed, 0 skipped\nok   protocol: ")
+    assert str(report).startswith("backend plain: 18 passed, 0 failed, 0 skipped\nok   protocol: ")
 
 
 @pytest.mark.parametrize("name", ["eager", "native"])
@@ -88,186 +87,355 @@ def test_own_programs_count() -> None:
     check_backend(OnlyErf, only=["protocol"], programs=[(lambda x: torch.erf(x) + 1, (torch.randn(3),))])
 
 
-def test_a_verdict_that_is_none() -> None:
-    class Vague(Plain):
-        def supports(self, node: Any) -> Any:
-            return None
-
-    assert "protocol" in failures(Vague(), "protocol")
+BROKEN: dict[str, tuple[type[Plain], str]] = {}
+"""By promise: a backend that breaks it, and what the battery says."""
 
 
-def test_a_verdict_that_changes() -> None:
-    class Fickle(Plain):
-        count = itertools.count()
+def breaks(promise: str, saying: str = "") -> Callable[[type[Plain]], type[Plain]]:
+    def note(backend: type[Plain]) -> type[Plain]:
+        BROKEN[promise] = (backend, saying)
+        return backend
 
-        def supports(self, node: Any) -> Any:
-            return Yes() if next(self.count) % 2 else No("odd")
-
-    assert "yes one time and no another" in failures(Fickle(), "protocol")["protocol"]
+    return note
 
 
-def test_a_graph_that_is_changed() -> None:
-    class Careless(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            for node in graph.nodes:
-                if node.target is aten.mul.Tensor:
-                    node.target = aten.add.Tensor
-            return run
-
-    assert "changed the graph" in failures(Careless(), "right answers")["right answers"]
+def test_every_promise_has_one_that_breaks_it() -> None:
+    assert set(BROKEN) == {promise.text for promise in BACKEND_PROMISES}
+    page = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
+    checks = {check.name for check in check_backend(Plain, skip=ALL_CHECKS, only=ALL_CHECKS).checks}
+    assert {promise.check for promise in BACKEND_PROMISES} == checks == set(ALL_CHECKS)
+    assert all(check in page for check in checks)
 
 
-def test_wrong_answers() -> None:
-    class Rough(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            return lambda *tensors: [t * 1.001 if t.is_floating_point() else t for t in run(*tensors)]
-
-    assert "error" in failures(Rough(), "right answers")["right answers"]
+ALL_CHECKS = tuple(dict.fromkeys(promise.check for promise in BACKEND_PROMISES))
 
 
-def test_inputs_that_are_written() -> None:
-    class Writing(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-
-            def scribble(*tensors: Any) -> Any:
-                results = [r.clone() for r in run(*tensors)]
-                tensors[0].detach().mul_(2)
-                return results
-
-            return scribble
-
-    assert "right answers" in failures(Writing(), "right answers")
+@pytest.mark.parametrize("promise", BACKEND_PROMISES, ids=lambda promise: promise.text.replace("`", ""))
+def test_a_backend_that_breaks_it_fails(promise: Any) -> None:
+    backend, saying = BROKEN[promise.text]
+    found = failures(backend(), promise.check)
+    assert promise.check in found and saying in found[promise.check], found
 
 
-def test_results_in_buffers_that_are_used_again() -> None:
-    class Frugal(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            buffers: list[Any] = []
-            turn = itertools.count()
+class Changing(Plain):
+    """Does to what the right one makes what `change` does."""
 
-            def reuse(*tensors: Any) -> Any:
-                results = run(*tensors)
-                if len(buffers) < 2:
-                    buffers.append([r.clone() for r in results])
-                kept = buffers[next(turn) % len(buffers)]
-                for buffer, result in zip(kept, results, strict=True):
-                    buffer.copy_(result)
-                return list(kept)
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        return lambda *tensors: self.change(run(*tensors), tensors)
 
-            return reuse
-
-    assert "changed an earlier result" in failures(Frugal(), "results are fresh")["results are fresh"]
+    def change(self, results: Any, tensors: Any) -> Any:
+        raise NotImplementedError
 
 
-def test_weights_kept_from_the_first_call() -> None:
-    class Frozen(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            bound = [n.meta.get("bound") for n in graph.nodes if n.op == "placeholder"]
-            first: list[Any] = []
-
-            def frozen(*tensors: Any) -> Any:
-                first[:] = first or [t.detach().clone() for t in tensors]
-                return run(*(old if b else new for b, old, new in zip(bound, first, tensors, strict=True)))
-
-            return frozen
-
-    assert "changed weights" in failures(Frozen(), "changed weights")
+@breaks("`supports` answers every node with Yes, No(reason) or a bool", "neither Yes() nor No(reason)")
+class Vague(Plain):
+    def supports(self, node: Any) -> Any:
+        return None
 
 
-def test_a_cache_key_that_forgets_literals() -> None:
-    class Hasty(Plain):
-        def __init__(self) -> None:
-            self.made: dict[Any, Any] = {}
-
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            key = tuple(str(n.target) for n in graph.nodes)
-            return self.made.setdefault(key, super().compile(graph, example_inputs, options))
-
-    assert "cache keys" in failures(Hasty(), "cache keys")
+@breaks("a No has a reason", "No without a reason")
+class Terse(Plain):
+    def supports(self, node: Any) -> Any:
+        return super().supports(node) and Yes() or No("")
 
 
-def test_layouts_that_are_ignored() -> None:
-    class Dense(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
+@breaks("`supports` gives one node the same answer each time", "yes one time and no another")
+class Fickle(Plain):
+    count = itertools.count()
 
-            def flat(*tensors: Any) -> Any:
-                wrong = [t.as_strided(t.shape, torch.empty(t.shape).stride()) for t in tensors]
-                return run(*wrong)
-
-            return flat
-
-    assert "layouts" in failures(Dense(), "layouts")
+    def supports(self, node: Any) -> Any:
+        return Yes() if next(self.count) % 2 else No("odd")
 
 
-def test_state_shared_between_threads() -> None:
-    class Shared(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            busy = threading.Lock()
-
-            def guarded(*tensors: Any) -> Any:
-                if not busy.acquire(blocking=False):
-                    raise RuntimeError("two calls at once")
-                try:
-                    time.sleep(0.001)
-                    return run(*tensors)
-                finally:
-                    busy.release()
-
-            return guarded
-
-    assert list(failures(Shared(), "right answers", "threads")) == ["threads"]
+@breaks("`supports` leaves the node as it is", "changed the node")
+class Noting(Plain):
+    def supports(self, node: Any) -> Any:
+        node.meta["mine"] = True
+        return super().supports(node)
 
 
-def test_an_output_too_few() -> None:
-    class Short(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            return lambda *tensors: run(*tensors)[:-1]
+@breaks("`compile` leaves the graph as it is", "changed the graph")
+class Careless(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        for node in graph.nodes:
+            if node.target is aten.mul.Tensor:
+                node.target = aten.add.Tensor
+        return run
 
-    assert "right answers" in failures(Short(), "right answers")
+
+@breaks("`clusters` leaves the graph as it is, and names nodes of it", "which is none of the nodes")
+class Strangers(Plain):
+    def clusters(self, graph: Any) -> Any:
+        return [[next(iter(graph.nodes))]]
 
 
-def test_no_elements_and_no_dimensions() -> None:
+@breaks("`cost` gives a number of seconds for every node that it takes", "cost returned -1.0")
+class Free(Plain):
+    def cost(self, nodes: Any) -> Any:
+        return -1.0
+
+
+@breaks("`compile` compiles every graph of nodes that `supports` took", "one operator at most")
+class Single(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        if sum(node.op == "call_function" for node in graph.nodes) > 1:
+            raise NotImplementedError("one operator at most")
+        return super().compile(graph, example_inputs, options)
+
+
+@breaks("the function returns all outputs, in order")
+class Short(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return results[:-1]
+
+
+@breaks("outputs have the shapes and dtypes of the graph's specs", "float64")
+class Wide(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [result.double() for result in results]
+
+
+@breaks("outputs are eager's, within rounding", "error")
+class Rough(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [t * 1.001 if t.is_floating_point() else t for t in results]
+
+
+@breaks("the function does not write to its inputs", "wrote to its inputs")
+class Writing(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        results = [r.clone() for r in results]
+        tensors[0].detach().mul_(2)
+        return results
+
+
+@breaks("outputs depend on the inputs of the call, not on the example inputs", "error")
+class Traced(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        results = super().compile(graph, example_inputs, options)(*example_inputs)
+        return lambda *tensors: [result.clone() for result in results]
+
+
+@breaks("it is right whichever of its nodes it is given")
+class Whole(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        calls = [node.target for node in graph.nodes if node.op == "call_function"]
+        if calls == [aten.add.Tensor]:
+            return lambda *tensors: [tensors[0] * 2]
+        return super().compile(graph, example_inputs, options)
+
+
+@breaks("weights that changed are read by the next call")
+class Frozen(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        bound = [n.meta.get("bound") for n in graph.nodes if n.op == "placeholder"]
+        first: list[Any] = []
+
+        def frozen(*tensors: Any) -> Any:
+            first[:] = first or [t.detach().clone() for t in tensors]
+            return run(*(old if b else new for b, old, new in zip(bound, first, tensors, strict=True)))
+
+        return frozen
+
+
+class Keyed(Plain):
+    """Keeps what it compiled under `key`."""
+
+    def __init__(self) -> None:
+        self.made: dict[Any, Any] = {}
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        return self.made.setdefault(self.key(graph), super().compile(graph, example_inputs, options))
+
+    def key(self, graph: Any) -> Any:
+        raise NotImplementedError
+
+
+@breaks("other sizes are compiled for themselves, 0 and 1 too")
+class Fixed(Plain):
+    """Refuses sizes that it does not know."""
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        if any(0 in tensor.shape for tensor in example_inputs):
+            raise ValueError("an empty tensor")
+        return super().compile(graph, example_inputs, options)
+
+
+@breaks("memory of a result is not used again", "changed an earlier result")
+class Frugal(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        buffers: list[Any] = []
+        turn = itertools.count()
+
+        def reuse(*tensors: Any) -> Any:
+            results = run(*tensors)
+            if len(buffers) < 2:
+                buffers.append([r.clone() for r in results])
+            kept = buffers[next(turn) % len(buffers)]
+            for buffer, result in zip(kept, results, strict=True):
+                buffer.copy_(result)
+            return list(kept)
+
+        return reuse
+
+
+@breaks("one object compiles many graphs, each of which may be run later")
+class Latest(Plain):
+    """Runs what it compiled last."""
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        self.run = super().compile(graph, example_inputs, options)
+        return lambda *tensors: self.run(*tensors)
+
+
+@breaks("a compiled function may run in several threads at once", "in thread")
+class Shared(Plain):
+    """Puts its inputs where it finds those of another thread."""
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        held: list[Any] = []
+
+        def shared(*tensors: Any) -> Any:
+            held[:] = tensors
+            return run(*held)
+
+        return shared
+
+
+@breaks("what it keeps for equal graphs is told apart by every literal", "another literal")
+class Hasty(Keyed):
+    """Its operators have no literals but one: linear and relu have none, and `add` has its alpha."""
+
+    takes = (aten.relu.default, aten.linear.default, aten.softmax.int)
+
+    def key(self, graph: Any) -> Any:
+        return tuple(
+            (str(n.target), n.meta.get("val"), tuple(map(str, n.all_input_nodes))) for n in graph.nodes
+        )
+
+
+@breaks("what it keeps for equal graphs is told apart by shapes and dtypes")
+class Shapeless(Keyed):
+    """What it makes is for one shape."""
+
+    def key(self, graph: Any) -> Any:
+        return str(graph)
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = Plain.compile(self, graph, example_inputs, options)
+        shapes = [(t.shape, t.dtype) for t in example_inputs]
+
+        def fixed(*tensors: Any) -> Any:
+            if [(t.shape, t.dtype) for t in tensors] != shapes:
+                raise ValueError("made for other tensors")
+            return run(*tensors)
+
+        return self.made.setdefault(self.key(graph), fixed)
+
+
+@breaks("what it keeps for equal graphs is told apart by which operand is which", "operands")
+class Unordered(Keyed):
+    takes = (aten.sub.Tensor, aten.div.Tensor)
+
+    def key(self, graph: Any) -> Any:
+        return tuple((str(n.target), n.meta.get("val"), str(sorted(map(str, n.args)))) for n in graph.nodes)
+
+
+@breaks("gradients, where they are asked for, are eager's")
+class Forward(Changing):
+    """Right but for what only a backward computes: the gradient of a weight."""
+
+    def supports(self, node: Any) -> Any:
+        return Yes()
+
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [t + 1 if t.shape in ((16, 8), (8, 16)) else t for t in results]
+
+
+@breaks("arguments may be returned, and one result twice")
+class Once(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        if len(example_inputs) == 1 and [n.target for n in graph.nodes if n.op == "call_function"] == [
+            aten.add.Tensor,
+            aten.relu.default,
+        ]:
+            raise ValueError("a result twice")
+        return super().compile(graph, example_inputs, options)
+
+
+@breaks("it is right where the program writes to its arguments")
+class Immutable(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        if any(tensor.shape == (4, 3) for tensor in example_inputs):
+            return lambda *tensors: [result + 1 for result in run(*tensors)]
+        return run
+
+
+def picky(refused: Callable[[Any], bool]) -> type[Plain]:
     class Picky(Plain):
         def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
             run = super().compile(graph, example_inputs, options)
 
             def checked(*tensors: Any) -> Any:
-                if any(t.numel() == 0 or t.dim() == 0 for t in tensors):
-                    raise ValueError("an empty tensor, or a scalar")
+                if any(map(refused, tensors)):
+                    raise ValueError("such a tensor")
                 return run(*tensors)
 
             return checked
 
-    found = failures(Picky(), "empty graphs", "scalars", "dynamic shapes")
-    assert set(found) == {"empty graphs", "scalars", "dynamic shapes"}
+    return Picky
 
 
-def test_special_numbers_that_get_lost() -> None:
-    class Clean(Plain):
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            run = super().compile(graph, example_inputs, options)
-            return lambda *tensors: [
-                torch.nan_to_num(r) if r.is_floating_point() and r.dim() == 2 else r for r in run(*tensors)
-            ]
-
-    assert "special numbers" in failures(Clean(), "special numbers")
+breaks("tensors may have no elements", "such a tensor")(picky(lambda t: t.numel() == 0))
+breaks("tensors may have no dimensions", "such a tensor")(picky(lambda t: t.dim() == 0))
 
 
-def test_a_getitem_it_does_not_expect() -> None:
-    class Single(Plain):
-        takes = (*Plain.takes, aten.topk.default, operator.getitem)
+@breaks("it takes no dtype for another", "error")
+class Narrow(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [t.half().to(t.dtype) if t.dtype is torch.float64 else t for t in results]
 
-        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
-            if any(n.target is operator.getitem for n in graph.nodes):
-                raise NotImplementedError("several outputs")
-            return super().compile(graph, example_inputs, options)
 
-    assert "several outputs" in failures(Single(), "right answers")["right answers"]
+@breaks("inputs have the strides of their specs, and an offset")
+class Dense(Plain):
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        run = super().compile(graph, example_inputs, options)
+        return lambda *tensors: run(*(t.as_strided(t.shape, torch.empty(t.shape).stride()) for t in tensors))
+
+
+@breaks("nan, infinities and denormals come out of each operator as eager's", "relu of nan")
+class Maximum(Plain):
+    """Its relu is `x > 0 ? x : 0`."""
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        kept = copy_graph(graph)
+
+        def run(*tensors: Any) -> Any:
+            values = dict(zip((n for n in kept.nodes if n.op == "placeholder"), tensors, strict=True))
+            for node in kept.nodes:
+                if node.op == "call_function":
+                    args = [values.get(a, a) if hasattr(a, "op") else a for a in node.args]
+                    relu = node.target is aten.relu.default
+                    values[node] = (
+                        torch.where(args[0] > 0, args[0], 0.0) if relu else node.target(*args, **node.kwargs)
+                    )
+                elif node.op == "output":
+                    return [values[result] for result in node.args[0]]
+
+        return run
+
+
+def test_other_strides_of_what_is_empty_are_right() -> None:
+    class Contiguous(Changing):
+        """Gives tensors that are empty, or of one row, strides of its own."""
+
+        def change(self, results: Any, tensors: Any) -> Any:
+            return [t.new_empty(t.shape[::-1]).t() if t.numel() == 0 and t.dim() == 2 else t for t in results]
+
+    assert not failures(Contiguous(), "empty graphs", "dynamic shapes")

@@ -20,7 +20,7 @@ from lampwork.rewriting.apply.layout import adopt_strides, is_dense
 from lampwork.rewriting.language.rules import Rule
 from lampwork.rewriting.matching.match import Match
 from lampwork.standard import operator
-from lampwork.verdict import No, Verdict, Yes
+from lampwork.verdict import No, Verdict, Yes, as_verdict
 
 
 class Host(Protocol):
@@ -104,10 +104,9 @@ def verdict_of(r: Rule, match: Match) -> Verdict:
         answer: Any = r.check(match)
     except Exception as error:  # whatever the author's code raises
         raise fault_at(r, match, f"its check raised {text_of(error)}") from error
-    if isinstance(answer, Yes | No):
-        return answer
-    if isinstance(answer, bool):
-        return Yes() if answer else No("its check says no")
+    verdict = as_verdict(answer, "its check says no")
+    if verdict is not None:
+        return verdict
     raise fault_at(
         r, match, f"its check returned {answer!r}", fix="return lampwork.Yes() or lampwork.No(reason)"
     )
@@ -245,7 +244,7 @@ def _prepared(
         verdict = _may_replace(r, before, after, editor)
         if isinstance(verdict, No):
             return verdict
-    verdict = _share_alike(old, new)
+    verdict = share_alike(old, new)
     if verdict:
         verdict = host.approve(r, match, old, new)
     return verdict if isinstance(verdict, No) else Prepared(r, match, editor, old, new, late)
@@ -317,7 +316,7 @@ def _may_replace(r: Rule, old: fx.Node, new: fx.Node, editor: Editor) -> Verdict
     return No(f"the result {old.name} would have other strides")
 
 
-def _share_alike(old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
+def share_alike(old: Sequence[fx.Node], new: Sequence[fx.Node]) -> Verdict:
     """Results that leave the graph share memory as before."""
     shown = [(a, b) for a, b in zip(old, new, strict=True) if escapes(a)]
     for i, (a, b) in enumerate(shown):
