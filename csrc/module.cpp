@@ -8,6 +8,7 @@
 #include "holds.h"
 #include "machine_code.h"
 #include "norms.h"
+#include "profile.h"
 #include "replay.h"
 #include "rows.h"
 #include "trained.h"
@@ -53,19 +54,18 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     }
     executable = std::make_unique<Executable>(program, tensors.ptr());
   }
-  const py::object keepalive = py::make_tuple(py::handle(program).attr("keepalive"));
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   cast(self)->executable = executable.release();
   cast(self)->bound = tensors.inc_ref().ptr();
-  cast(self)->keepalive = keepalive.inc_ref().ptr();
+  cast(self)->program = Py_NewRef(program);
   return self;
   END_HANDLE_TH_ERRORS
 }
 
 int program_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(cast(self)->bound);
-  Py_VISIT(cast(self)->keepalive);
+  Py_VISIT(cast(self)->program);
   return 0;
 }
 
@@ -73,7 +73,7 @@ void program_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   delete cast(self)->executable;
   Py_CLEAR(cast(self)->bound);
-  Py_CLEAR(cast(self)->keepalive);
+  Py_CLEAR(cast(self)->program);
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -178,6 +178,8 @@ PyObject* program_stats(PyObject* self, void*) {
                        static_cast<Py_ssize_t>(executable.arena_bytes()));
 }
 
+PyObject* program_of(PyObject* self, void*) { return Py_NewRef(cast(self)->program); }
+
 PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(cast(self)->bound); }
 
 PyMethodDef program_methods[] = {
@@ -196,6 +198,7 @@ PyMethodDef program_methods[] = {
 PyGetSetDef program_getset[] = {
     {"stats", program_stats, nullptr, "Counters: runs, constant_refreshes, arena_bytes.", nullptr},
     {"bound", program_bound, nullptr, "The bound tensors, a tuple.", nullptr},
+    {"program", program_of, nullptr, "What it was made of.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyObject* module_stats(PyObject*, PyObject*) {
@@ -379,7 +382,7 @@ PyMODINIT_FUNC PyInit__C() {
   if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
       PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0 ||
       PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0 ||
-      PyModule_AddFunctions(module, driver_methods) != 0) {
+      PyModule_AddFunctions(module, driver_methods) != 0 || PyModule_AddFunctions(module, profile_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -16,6 +16,7 @@ from lampwork.compiled.stance import set_stance
 from lampwork.errors import LampworkError
 from lampwork.inspect import Explanation, explain
 from lampwork.inspect.dry_run import partition
+from lampwork.inspect.profile import Profile, profile
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.why import why_not
 from lampwork.placement import place
@@ -30,6 +31,7 @@ __all__ = [
     "LampworkError",
     "LampworkWarning",
     "No",
+    "Profile",
     "Yes",
     "__version__",
     "approximate",
@@ -44,6 +46,7 @@ __all__ = [
     "passes",
     "patterns",
     "place",
+    "profile",
     "quantize",
     "register_backend",
     "register_pass",

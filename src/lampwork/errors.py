@@ -233,3 +233,9 @@ class RuntimeFailure(LampworkError):
     """A compiled program failed at run time where eager PyTorch would not have failed."""
 
     code = "LW500"
+
+
+class ProfileError(LampworkError):
+    """A profile was asked for what it does not have, or could not begin."""
+
+    code = "LW340"

@@ -24,6 +24,11 @@ class Observer:
     looks: ClassVar[bool] = True
     """Whether it wants to be told what `compiled` tells, which takes a while to find out."""
 
+    @property
+    def title(self) -> str:
+        """The name of what is compiled; "" if it has none."""
+        return ""
+
     def captured(self, fn: Callable[..., Any], region: Region) -> None:
         """A call of `fn` became a region."""
 

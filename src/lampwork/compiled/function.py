@@ -39,7 +39,7 @@ from lampwork.errors import CaptureError, GraphBreakError, LampworkError, Locati
 from lampwork.garbage import without_collections
 from lampwork.locks import in_child, new_lock
 from lampwork.plugins.registry import registry
-from lampwork.runtime import Compiled, Instead, drive, make_entry
+from lampwork.runtime import Compiled, Instead, drive, in_span, make_entry
 from lampwork.runtime.opaque import opaque
 from lampwork.signals import raise_signalled
 from lampwork.standard import itertools
@@ -399,7 +399,7 @@ class Function:
         start = time.perf_counter()
         try:
             with using_config(self.config):
-                self._compile_version(args, kwargs)
+                in_span(f"lampwork::compile {self.name}", self._compile_version, args, kwargs)
             return True
         except (ProgramRaised, GraphBreakError):
             raise

@@ -73,6 +73,10 @@ class Stages(Observer):
 
     # --- observing ----------------------------------------------------------------------------------------------------
 
+    @property
+    def title(self) -> str:
+        return self.name
+
     def captured(self, fn: Callable[..., Any], region: Region) -> None:
         self._keep("bytecode", "bytecode", lambda: format_bytecode(fn))
         self._keep("guards", "guards", functools.partial(_guards_of, weakref.ref(region)))
@@ -214,6 +218,10 @@ class _Half(Observer):
     looks: ClassVar[bool] = False
     name: str
     stages: Stages
+
+    @property
+    def title(self) -> str:
+        return f"{self.stages.name} {self.name}"
 
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses

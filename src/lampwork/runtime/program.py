@@ -162,6 +162,11 @@ class Program:
     device: torch.device | None = None
     """The one accelerator that its kernels run on; None: the CPU alone."""
     device_arena_bytes: int = 0
+    name: str = ""
+    """Of what it computes, for profilers."""
+    labels: tuple[tuple[tuple[int, str], ...], ...] = ()
+    """Of each call, those that the user put around what it computes, outermost first, each with the number of the time
+    that he did; () if there are none at all."""
     facts: Callable[[], Sequence[StepFacts]] | None = field(default=None, compare=False, repr=False)
     """Makes the facts of its calls, in order, when somebody looks; None: nothing is known of them."""
 
@@ -176,10 +181,3 @@ class Program:
             replace(fact, index=at, name=call.name)
             for (at, call), fact in zip(calls, self.facts(), strict=True)
         )
-
-    @property
-    def keepalive(self) -> tuple[Any, ...]:
-        """What owns the memory that its kernels' addresses point into."""
-        steps = (*self.instructions, *(kernel for _, kernel in self.undo))
-        owners = (step.code.owner for step in steps if isinstance(step, CallKernel))
-        return tuple({id(owner): owner for owner in owners}.values())

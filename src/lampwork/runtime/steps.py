@@ -21,7 +21,8 @@ class StepFacts:
     flops: what the nodes need: two for each multiplication with an addition of products, convolutions, attention and
     recurrent layers, in the padding and under masks too, and one for each pointwise operation; 0 where that is not
     known. dtype: what it computes in, as torch names it; "" where that is not known.
-    lines: of the user's program that the nodes come from, each once.
+    lines, modules: of the user's program that the nodes come from, each once, in the order of the nodes; a module is
+    the dotted path by which the model has it, "" for the model itself.
     """
 
     index: int
@@ -33,3 +34,4 @@ class StepFacts:
     flops: int
     dtype: str = ""
     lines: tuple[Location, ...] = ()
+    modules: tuple[str, ...] = ()

@@ -117,6 +117,7 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
+        title = options.observer.title
         device = kernel_device(graph)
         target = self.target(options.config) if device == CPU else device_target(device, options.config)
         if options.config.tunes:
@@ -128,7 +129,7 @@ class NativeBackend:
                 artifacts = Artifacts(tuning=Tuning(verdicts=artifacts.tuning.verdicts))
         try:
             if program is None:
-                program = compile_program(graph, options.mutations, target, artifacts, options.waits)
+                program = compile_program(graph, options.mutations, target, artifacts, options.waits, title)
         except BackendError as error:
             scope, hints = _scope(graph)
             if scope is None:
@@ -137,7 +138,8 @@ class NativeBackend:
                 logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
             scope.fix_all()
             artifacts = Artifacts(tuning=artifacts.tuning)
-            program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
+            closed = concrete_graph(graph, hints)
+            program = compile_program(closed, options.mutations, target, artifacts, title=title)
         options.observer.planned(cast(Program, artifacts.program))
         if options.observer.looks:
             _show(options.observer, graph, artifacts, target)
@@ -150,6 +152,7 @@ def compile_program(
     target: Target,
     artifacts: Artifacts,
     waits: bool = True,
+    title: str = "",
 ) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
 
@@ -158,6 +161,7 @@ def compile_program(
     Args:
         mutations: (placeholder number, output number) pairs that the program writes back itself.
         artifacts: receives what each step made.
+        title: of what is compiled, for profilers.
         waits: for machine code; else whoever asks a kernel for its address waits, and meets LLVM's errors.
 
     Raises:
@@ -222,7 +226,8 @@ def compile_program(
             layouts,
             devices=devices,
         )
-        constant_program = replace(constant_layout, facts=facts).place({})
+        named = f"{title} constants".lstrip()
+        constant_program = replace(constant_layout, name=named, facts=facts).place({})
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     layout = plan(
         generated.tasks,
@@ -241,7 +246,7 @@ def compile_program(
         devices,
         _updates(groups),
     )
-    layout = replace(layout, facts=facts)
+    layout = replace(layout, name=title, facts=facts)
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
@@ -289,7 +294,9 @@ def _with_winners(
 ) -> Program | SymbolicProgram | None:
     """The program with what was measured to be the best; None if something that is better alone has no code here."""
     try:
-        return compile_program(graph, options.mutations, target, artifacts, options.waits)
+        return compile_program(
+            graph, options.mutations, target, artifacts, options.waits, options.observer.title
+        )
     except BackendError as error:
         logs.emit("tuning", f"a graph is compiled without what was measured: {error}")
         return None

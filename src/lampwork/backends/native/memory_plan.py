@@ -200,6 +200,8 @@ class Layout:
     """What the kernels run on."""
     work: tuple[Task | None, ...] = ()
     """What each call among the steps does; None: it writes back to an input."""
+    name: str = ""
+    """Of what it computes, for profilers."""
     facts: FactsOf | None = None
     """Tells of `work`, for given sizes, what it computes."""
 
@@ -247,7 +249,8 @@ class Layout:
             undo,
             None if self.device == CPU else self.device,
             device_bytes,
-            None if self.facts is None else functools.partial(self.facts, self.work, sizes),
+            self.name,
+            facts=None if self.facts is None else functools.partial(self.facts, self.work, sizes),
         )
 
     def _offsets(self, sizes: Sizes, device: torch.device) -> tuple[dict[int, int], int]:

@@ -68,7 +68,7 @@ class Facts:
         scope = scope_of(self.graph)
         graph = self.graph if scope is None else concrete_graph(self.graph, {**scope.hints, **sizes.values})
         looked = _Looked(self, sizes, {node.name: node for node in graph.nodes})
-        return tuple(looked.with_lines(_WRITE_BACK if task is None else looked.facts(task)) for task in work)
+        return tuple(looked.with_places(_WRITE_BACK if task is None else looked.facts(task)) for task in work)
 
 
 _WRITE_BACK = StepFacts(-1, "", "aten", (), 0, 0, 0)
@@ -111,9 +111,15 @@ class _Looked:
             _dtype(computed or group.definitions),
         )
 
-    def with_lines(self, facts: StepFacts) -> StepFacts:
-        found = (self.nodes[name].meta.get("location") for name in facts.nodes)
-        return replace(facts, lines=tuple(dict.fromkeys(line for line in found if line is not None)))
+    def with_places(self, facts: StepFacts) -> StepFacts:
+        metas = [self.nodes[name].meta for name in facts.nodes]
+        lines = (meta.get("location") for meta in metas)
+        modules = (meta["origin"].module for meta in metas if "origin" in meta)
+        return replace(
+            facts,
+            lines=tuple(dict.fromkeys(line for line in lines if line is not None)),
+            modules=tuple(dict.fromkeys(modules)),
+        )
 
     def computed(self, task: Task) -> list[Definition]:
         """The definitions as they were lowered that a task computes, in order."""

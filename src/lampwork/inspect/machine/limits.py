@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from lampwork.bench.kernels.limit_int8 import int8_loop
-from lampwork.bench.kernels.limit_tiles import tile_loop
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.target import Target
+from lampwork.inspect.machine.limit_int8 import bf16_loop, int8_loop
+from lampwork.inspect.machine.limit_tiles import tile_loop
 from lampwork.records import record
 
 Loop = Callable[[int, int, int, int], int]
@@ -26,8 +27,9 @@ UNROLL = 8
 @record
 class Limits:
     """Of so many threads together. gflops: of float32 multiply-adds at the widest instruction set; int8: of its
-    products of int8 (0: it has none), in 10^9 operations a second. The others are GB/s; a copy counts what it reads
-    and what it writes; from memory, in the cache that cores share, and in a core's own.
+    products of int8 (0: it has none), in 10^9 operations a second; bf16: of its products of bfloat16, which are those
+    of float32 where there is no instruction. The others are GB/s; a copy counts what it reads and what it writes; from
+    memory, in the cache that cores share, and in a core's own.
     shared_bytes, private_bytes: the sizes of the third- and the second-level cache."""
 
     threads: int
@@ -41,6 +43,7 @@ class Limits:
     shared_bytes: int
     private_bytes: int
     int8: float = 0.0
+    bf16: float = 0.0
 
     def bandwidth(self, reads: int, writes: int) -> float:
         """GB/s that a kernel of so many bytes could reach: those of the smallest cache that holds them all."""
@@ -85,13 +88,17 @@ def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None)
             for size in (large, shared // 4, private // 2)
             for loop, moved in ((read, 1), (copy, 2))
         ]
-        int8 = _int8_rate(pool, target, threads, seconds)
-    return Limits(threads, rate, *rates, shared_bytes=shared, private_bytes=private, int8=int8)
+        int8, bf16 = (_dot_rate(pool, target, each, threads, seconds) for each in ("i8", "bf16"))
+    return Limits(
+        threads, rate, *rates, shared_bytes=shared, private_bytes=private, int8=int8, bf16=bf16 or rate
+    )
 
 
-def _int8_rate(pool: ThreadPoolExecutor, target: Target, threads: int, seconds: float) -> float:
-    unit = target.unit("i8")
-    text, operations = int8_loop(target, _chains(target)) if unit is None else tile_loop(target, unit)
+def _dot_rate(
+    pool: ThreadPoolExecutor, target: Target, dtype: Literal["i8", "bf16"], threads: int, seconds: float
+) -> float:
+    unit, loop_of = target.unit(dtype), int8_loop if dtype == "i8" else bf16_loop
+    text, operations = loop_of(target, _chains(target)) if unit is None else tile_loop(target, unit)
     if not operations:
         return 0.0
     code = Jit(target).compile(text, ["dot"])
