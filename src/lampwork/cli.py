@@ -11,8 +11,8 @@ from typing import Any
 from lampwork.errors import BisectError, LampworkError
 from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.profile import profile
-from lampwork.inspect.profile.profile import MOST
 from lampwork.inspect.profile.rows import BY
+from lampwork.inspect.profile.session import MOST
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
 

@@ -34,7 +34,7 @@ from lampwork.graph.devices import CPU
 from lampwork.graph.distributed import distributing, release_masks
 from lampwork.graph.interpret import compute_with, resolve
 from lampwork.graph.islands import Island, as_leaf, has_islands
-from lampwork.graph.origin import NOWHERE, Place, place_of
+from lampwork.graph.origin import NOWHERE, Place, place_of, without_labels
 from lampwork.graph.reach import reached
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.shapes_common import strides_in_order
@@ -214,7 +214,7 @@ class JointRecorder(Recorder):
         if function is None:
             return self._place
         number = bisect.bisect_right(self._first, function._sequence_nr())
-        return self._places[number - 1] if number else self._place
+        return without_labels(self._places[number - 1] if number else self._place)
 
     def _below(self) -> Sequence[Any]:
         return (below_views(),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -16,6 +17,10 @@ from torch import fx
 from lampwork.errors import Location
 from lampwork.records import record
 from lampwork.standard import functools
+
+Labels = tuple[tuple[int, str], ...]
+"""Of nested `record_function(name)`s, outermost first: for each a number that only nodes of the same one have, and its
+name."""
 
 
 @record
@@ -26,12 +31,13 @@ class Origin:
     (`encoder.layer.3.attention.self.query`); "" for the compiled module itself, and outside of modules. In a compiled
     function it begins with the name by which the function reaches the module (`model.layers.0`). `module_type`: the
     name of its class, "" outside of modules. `stack`: the lines of all active frames, outermost first, with those of
-    torch's own files.
+    torch's own files. `labels`: the `torch.profiler.record_function`s that it was in.
     """
 
     module: str
     module_type: str
     stack: tuple[Location, ...]
+    labels: Labels = ()
 
 
 @record
@@ -47,6 +53,13 @@ NOWHERE = Place()
 
 def place_of(node: fx.Node) -> Place:
     return Place(node.meta.get("location"), node.meta.get("origin"))
+
+
+def without_labels(place: Place) -> Place:
+    """The same for what runs later than the user's `record_function` lasts, as backward does."""
+    if place.origin is None or not place.origin.labels:
+        return place
+    return replace(place, origin=replace(place.origin, labels=()))
 
 
 def stamp(node: fx.Node, place: Place) -> None:

@@ -121,3 +121,13 @@ def test_a_version_without_tensors_and_a_half_that_is_not_there():
     assert stages.steps() == ()
     with pytest.raises(KeyError, match="no half 'backward'"):
         stages.steps("backward")
+
+
+def test_each_size_has_a_program_with_facts_of_its_own():
+    compiled = lampwork.compile(lambda x: (x.double() @ x.T.double()).sort().values, dynamic=True)
+    compiled(torch.randn(6, 5))
+    compiled(torch.randn(9, 5))
+    (entry,) = compiled.entries
+    programs = [each.program for _, each in entry.served.specializations]
+    flops = sorted(of(program.steps(), "gemm").flops for program in programs)
+    assert flops == [2 * 6 * 6 * 5 + 36, 2 * 9 * 9 * 5 + 81] or flops == [2 * 6 * 6 * 5, 2 * 9 * 9 * 5]

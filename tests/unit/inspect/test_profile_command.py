@@ -21,7 +21,7 @@ assert __name__ == "__main__" and sys.argv[1:] == ["--by", "chance"] and beside.
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    monkeypatch.setattr("lampwork.inspect.profile.profile.limits_of_machine", lambda: LIMITS)
+    monkeypatch.setattr("lampwork.inspect.profile.session.limits_of_machine", lambda: LIMITS)
     (tmp_path / "beside.py").write_text("THERE = True\n")
 
     def write(end=""):

@@ -246,7 +246,7 @@ def compile_program(
         devices,
         _updates(groups),
     )
-    layout = replace(layout, name=title, facts=facts)
+    layout = replace(layout, name=title, labels=facts.labels(layout.work), facts=facts)
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program

@@ -24,6 +24,7 @@ from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_re
 from lampwork.codegen.target import DeviceFunction
 from lampwork.errors import BackendError
 from lampwork.graph.devices import CPU
+from lampwork.graph.origin import Labels
 from lampwork.graph.symbols import float_of_bits
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.index import ZERO, Index, is_nonnegative
@@ -202,6 +203,8 @@ class Layout:
     """What each call among the steps does; None: it writes back to an input."""
     name: str = ""
     """Of what it computes, for profilers."""
+    labels: tuple[Labels, ...] = ()
+    """As those of a Program."""
     facts: FactsOf | None = None
     """Tells of `work`, for given sizes, what it computes."""
 
@@ -250,6 +253,7 @@ class Layout:
             None if self.device == CPU else self.device,
             device_bytes,
             self.name,
+            self.labels,
             facts=None if self.facts is None else functools.partial(self.facts, self.work, sizes),
         )
 

@@ -15,6 +15,7 @@ from torch import fx
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_reads, task_writes
 from lampwork.graph.concrete import concrete_graph, scope_of
 from lampwork.graph.nested import leaves
+from lampwork.graph.origin import Labels, place_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.definitions import outs_of, reads_of, views_in
@@ -63,12 +64,34 @@ class Facts:
     made: Sequence[tuple[Group, Sequence[Task]]]
     layouts: Mapping[str, Buffer] = field(default_factory=dict[str, Buffer])
 
+    def labels(self, work: Sequence[Task | None]) -> tuple[Labels, ...]:
+        """Of each task, the labels that all of its nodes have in common; () if the graph has none."""
+        by_name: dict[str, Labels] = {}
+        for node in self.graph.nodes:
+            if (place := place_of(node)).origin is not None:
+                by_name[node.name] = place.origin.labels
+        if not any(by_name.values()):
+            return ()
+        looked = _Looked(self, Sizes({}), {node.name: node for node in self.graph.nodes})
+        return tuple(_common([by_name.get(name, ()) for name in looked.names(task)]) for task in work)
+
     def __call__(self, work: Sequence[Task | None], sizes: Sizes) -> tuple[StepFacts, ...]:
         """Of each task in order; None is a result that is written back to an input."""
         scope = scope_of(self.graph)
         graph = self.graph if scope is None else concrete_graph(self.graph, {**scope.hints, **sizes.values})
         looked = _Looked(self, sizes, {node.name: node for node in graph.nodes})
         return tuple(looked.with_places(_WRITE_BACK if task is None else looked.facts(task)) for task in work)
+
+
+def _common(labels: Sequence[Labels]) -> Labels:
+    """What all of them begin with."""
+    if not labels:
+        return ()
+    first, last = min(labels), max(labels)
+    same = 0
+    while same < min(len(first), len(last)) and first[same] == last[same]:
+        same += 1
+    return first[:same]
 
 
 _WRITE_BACK = StepFacts(-1, "", "aten", (), 0, 0, 0)
@@ -94,6 +117,14 @@ class _Looked:
             for name in task_reads(task):
                 self.readers.setdefault(name, []).append(task)
 
+    def names(self, task: Task | None) -> tuple[str, ...]:
+        """The nodes that a task computes."""
+        if task is None:
+            return ()
+        if isinstance(task, ExternTask):
+            return self._called(task.extern)
+        return self._nodes(task, self.computed(task), frozenset())
+
     def facts(self, task: Task) -> StepFacts:
         if isinstance(task, ExternTask):
             return self._of_call(task.extern)
@@ -104,7 +135,7 @@ class _Looked:
             -1,
             task.origin or task.name,
             _kind(group),
-            self._nodes(task, computed, frozenset()),
+            self.names(task),
             sum(self._bytes_read(task, group).values()),
             sum(self._bytes_written(task, group).values()),
             sum(map(self._flops, computed)) if is_first else 0,
@@ -114,7 +145,7 @@ class _Looked:
     def with_places(self, facts: StepFacts) -> StepFacts:
         metas = [self.nodes[name].meta for name in facts.nodes]
         lines = (meta.get("location") for meta in metas)
-        modules = (meta["origin"].module for meta in metas if "origin" in meta)
+        modules = (meta["origin"].module for meta in metas if meta.get("origin") is not None)
         return replace(
             facts,
             lines=tuple(dict.fromkeys(line for line in lines if line is not None)),
@@ -149,13 +180,14 @@ class _Looked:
 
     # --- calls of ATen ------------------------------------------------------------------------------------------------
 
+    def _called(self, extern: Extern) -> tuple[str, ...]:
+        """The nodes that a call of ATen computes."""
+        made_for = (self.known.made_for.get(out.name) for out in extern.outs)
+        names = tuple(dict.fromkeys(name for name in made_for if name is not None and name in self.nodes))
+        return (extern.origin,) if not names and extern.origin in self.nodes else names
+
     def _of_call(self, extern: Extern) -> StepFacts:
-        named = self.known.made_for
-        names = tuple(
-            dict.fromkeys(named[out.name] for out in extern.outs if named.get(out.name) in self.nodes)
-        )
-        if not names and extern.origin in self.nodes:
-            names = (extern.origin,)
+        names = self._called(extern)
         read = {view.buffer.name: 0 for view in views_in((extern.args, [v for _, v in extern.kwargs]))}
         for view in views_in((extern.args, [v for _, v in extern.kwargs])):
             amount = (

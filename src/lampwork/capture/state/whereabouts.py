@@ -14,7 +14,7 @@ from lampwork.capture.model.frame import Above, Frame
 from lampwork.capture.model.within import OUTSIDE, Within
 from lampwork.capture.state.module_names import ModuleRoots
 from lampwork.errors import Location
-from lampwork.graph.origin import NOWHERE, Origin, Place
+from lampwork.graph.origin import NOWHERE, Labels, Origin, Place
 
 if TYPE_CHECKING:
     from lampwork.capture.state.environment import Environment
@@ -31,6 +31,8 @@ class Whereabouts:
         self.frames = frames
         self.within = OUTSIDE
         self.arguments: Mapping[str, str] = {}
+        self._labels: Labels = ()
+        self._labelled = 0
         self._environment = environment
         self._names = roots.names()
 
@@ -43,6 +45,16 @@ class Whereabouts:
         label = entry.name if entry is not None else None
         self.within = self._names.of(original, label, self.arguments) or before
         return before
+
+    def open_label(self, name: str) -> None:
+        """Nodes are in the user's `record_function(name)` from here on."""
+        self._labelled += 1
+        self._labels = (*self._labels, (self._labelled, name))
+
+    def close_label(self, name: str) -> None:
+        """They are in the innermost one of that name no longer, nor in those within it."""
+        found = [at for at, (_, open_name) in enumerate(self._labels) if open_name == name]
+        self._labels = self._labels[: found[-1]] if found else self._labels
 
     def location(self) -> Location:
         """The innermost line of the user's, or of all where none is his; with the module."""
@@ -64,10 +76,11 @@ class Whereabouts:
             return NOWHERE
         shown = self.location()
         frame, within = self.frames[-1], self.within
-        if frame.place is None:
+        known = frame.place
+        if known is None or known.origin is None or known.origin.labels is not self._labels:
             stack = (*self._above(len(self.frames) - 1).stack, frame.location)
-            frame.place = Place(shown, Origin(within.path, within.kind, stack))
-        return frame.place
+            known = frame.place = Place(shown, Origin(within.path, within.kind, stack, self._labels))
+        return known
 
     def _above(self, number: int) -> Above:
         """The callers of a frame."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from lampwork import pristine
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.target import Target
@@ -67,7 +68,7 @@ def cache_bytes(level: int, otherwise: int) -> int:
 
 def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None) -> Limits:
     """Best of several samples in `seconds` for each limit. large: bytes of the array that no cache holds."""
-    torch.set_num_threads(threads)
+    pristine.set_num_threads(threads)
     target = host_isa("")
     code = Jit(target).compile(loops(target), ["fma", "read", "copy"])
     fma, read, copy = (as_function(code.addresses[name]) for name in ("fma", "read", "copy"))
@@ -75,7 +76,7 @@ def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None)
     large = large or max(1 << 27, 4 * shared)
     lanes = target.vector_bytes // 4
     turns = 1 << 16
-    numbers = torch.full((threads, 64), 0.5)
+    numbers = pristine.full((threads, 64), 0.5)
     with ThreadPoolExecutor(threads) as pool:
         rate = _best(
             pool,
@@ -103,7 +104,7 @@ def _dot_rate(
         return 0.0
     code = Jit(target).compile(text, ["dot"])
     loop, turns = as_function(code.addresses["dot"]), 1 << 16
-    numbers = torch.ones(threads, 64, dtype=torch.int8)
+    numbers = pristine.ones(threads, 64, dtype=torch.int8)
     buffers = [(ctypes.c_void_p * 1)(row.data_ptr()) for row in numbers]
     calls = [_call(loop, ctypes.addressof(each), 0, turns) for each in buffers]
     return _best(pool, calls, turns * operations * threads, seconds)
@@ -124,7 +125,7 @@ def _bandwidth(
     each = size // moved
     if size > cache_bytes(2, 1 << 20):
         each //= threads
-    arrays = [[torch.ones(each // 4) for _ in range(moved)] for _ in range(threads)]
+    arrays = [[pristine.ones(each // 4) for _ in range(moved)] for _ in range(threads)]
     last = each // (vector * UNROLL) * UNROLL
     repeat = max(1, (1 << 22) // each)
     calls = [_call(loop, own[0].data_ptr(), own[-1].data_ptr(), last, repeat) for own in arrays]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lampwork.inspect.profile.profile import Profile, profile
+from lampwork.inspect.profile.session import Profile, profile
 
 __all__ = ["Profile", "profile"]

@@ -10,9 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
-from lampwork import config, logs
+from lampwork import config, logs, pristine
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.folders import cache_folder
 from lampwork.inspect.machine.limits import Limits, measure_limits
@@ -24,7 +22,7 @@ SECONDS, LARGE = 0.015, 1 << 26
 
 def limits_of_machine() -> Limits:
     """The limits for as many threads as torch uses now: those kept, or measured now, in half a second."""
-    threads = torch.get_num_threads()
+    threads = pristine.get_num_threads()
     folder = cache_folder(config.current())
     path = None if folder is None else folder / f"limits-{_machine()}-{threads}.json"
     if path is not None and (found := _read(path)) is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lampwork.errors import Location
 from lampwork.inspect.machine.limits import Limits
 from lampwork.inspect.profile.spans import WHAT, ThreadSpans
 from lampwork.records import record
@@ -130,9 +131,14 @@ class _Sum:
             facts.bytes_written * self.calls,
             None if least is None else least * self.calls,
             facts.modules[0] if facts.modules else None,
-            str(facts.lines[0]) if facts.lines else "",
+            _line(facts.lines[0]) if facts.lines else "",
             facts.nodes,
         )
+
+
+def _line(line: Location) -> str:
+    where = f"{line.file}:{line.line}"
+    return f"{where} in {line.function}" if line.function else where
 
 
 def least_seconds(facts: StepFacts, limits: Limits) -> float | None:

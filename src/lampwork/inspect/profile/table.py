@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Sequence
 
 from lampwork.inspect.profile.rows import Row
@@ -12,7 +13,8 @@ _LEFT = frozenset({"kind", "what", "where"})
 
 
 def cells(row: Row, wall: float) -> tuple[str, ...]:
-    where = ", ".join(filter(None, (row.module, row.line)))
+    # The name of the file is enough beside a module; by="line" shows all of it.
+    where = ", ".join(filter(None, (row.module, row.line.split(" in ")[0].rpartition(os.sep)[2])))
     return (
         seconds(row.seconds),
         f"{100 * row.seconds / wall:.1f} %" if wall else "",

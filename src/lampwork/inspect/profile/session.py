@@ -10,15 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lampwork import _C
 from lampwork.errors import ProfileError
 from lampwork.inspect.machine.limits import Limits
 from lampwork.inspect.profile.kept_limits import limits_of_machine
 from lampwork.inspect.profile.memory import Held, memory_of
 from lampwork.inspect.profile.rows import BEGIN, BY, By, Row, grouped, rows_of
-from lampwork.inspect.profile.spans import ThreadSpans, read
+from lampwork.inspect.profile.spans import WHAT, ThreadSpans, read
 from lampwork.inspect.profile.table import format_html, format_text, seconds
 from lampwork.inspect.profile.trace import trace_of
+from lampwork.runtime import begin_profile, end_profile, in_span
 
 MOST = 40
 """Rows that a table has, unless it is asked for others."""
@@ -46,7 +46,7 @@ class Profile:
             raise ProfileError(
                 "a profile is entered a second time", fix="make a new one by lampwork.profile()"
             )
-        if not _C.begin_profile():
+        if not begin_profile():
             raise ProfileError(
                 "a profile runs already",
                 fix="end it before another begins: there is one at a time, for all threads",
@@ -54,14 +54,14 @@ class Profile:
         self._state = "running"
         self._begin = time.monotonic_ns()
         # Its first span is this thread's, so that the time of no span can be told from that of other threads.
-        _C.in_span(BEGIN, int)
+        in_span(BEGIN, int)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end = time.monotonic_ns()
-        self._raw = _C.end_profile()
+        self._raw = end_profile()
         self.wall = (end - self._begin) / 1e9
         self._state = "done"
 
@@ -202,9 +202,11 @@ class Profile:
         """The seconds of no span, in the thread that the profile began in."""
         for thread in self.threads:
             if BEGIN in thread.names:
-                return max(
-                    0.0, self.wall - float(thread.spans["self"][thread.spans["within"] == 0].sum()) / 1e9
+                counted = thread.spans[thread.spans["within"] == 0]
+                is_begin = (counted["what"] == WHAT.index("label")) & (
+                    counted["of"] == thread.names.index(BEGIN)
                 )
+                return max(0.0, self.wall - float(counted["self"][~is_begin].sum()) / 1e9)
         return self.wall
 
     def _head(self) -> str:
