@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent
 # names in common in their unnamed namespaces.
 UNITS = {
     "calls": "compiled entry specializations guards frames dict_version recipe results",
-    "programs": "bindings module program execute checks collectives symbols",
+    "programs": "bindings module program execute checks collectives symbols profile",
     "memory": "blocks heap storages weight_files code_pages content fork_mutex holds machine_code",
     "training": "autograd trained rows norms device_rows reading",
     "numbers": "random counter_random card_random complex bags sorting",

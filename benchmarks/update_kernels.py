@@ -10,8 +10,8 @@ from pathlib import Path
 from pages import BENCHMARKS, put
 
 from lampwork.bench.kernels.command import Kernel, format_tables
-from lampwork.bench.kernels.limits import Limits
 from lampwork.bench.machine import where
+from lampwork.inspect.machine.limits import Limits
 
 
 def main() -> None:

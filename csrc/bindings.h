@@ -111,7 +111,7 @@ class Bindings {
   void watch_again(std::vector<Seen>& seen) const;
 
   py::object program_;  // what `constants_` was read from
-  std::unique_ptr<const Code> constants_;
+  std::shared_ptr<const Code> constants_;
   PyObject* bound_;  // borrowed
   std::vector<BoundMetadata> metadata_;
   std::vector<bool> feeds_constants_;

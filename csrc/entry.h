@@ -19,7 +19,7 @@ namespace lampwork {
 struct ExecutableObject {
   PyObject_HEAD Executable* executable;
   PyObject* bound;      // tuple of the tensor objects, which the executable borrows
-  PyObject* keepalive;  // what the kernels' addresses point into
+  PyObject* program;  // what it was made of, which keeps alive what the kernels' addresses point into
 };
 extern PyTypeObject ExecutableType;
 

@@ -1,6 +1,7 @@
 // The interpreter: runs Code on a Frame.
 #include "bindings.h"
 #include "results.h"
+#include "spans.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
@@ -423,14 +424,26 @@ void execute_here(const Code& code, Frame& frame, const std::shared_ptr<BlockPoo
       sink->take(finished->output, std::move(output));
     }
   };
-  const auto work = [&] {
+  const auto work = [&](auto is_watched) {
     size_t at = 0;
+    [[maybe_unused]] OpenLabels labels;
+    // Around a call, if anybody looks.
+    const auto span = [&](const std::string& name) {
+      if constexpr (is_watched) {
+        if (!code.labels.empty()) labels.enter(code.labels[at]);
+        return Span(code, static_cast<int32_t>(at), name);
+      } else {
+        return nullptr;
+      }
+    };
     try {
       for (; at < code.instructions.size(); ++at) {
         const Instruction& instruction = code.instructions[at];
         if (const auto* kernel = std::get_if<KernelCall>(&instruction)) {
+          [[maybe_unused]] const auto seen = span(kernel->name);
           run.kernel(*kernel);
         } else if (const auto* aten = std::get_if<AtenCall>(&instruction)) {
+          [[maybe_unused]] const auto seen = span(aten->name);
           run.aten(*aten);
         } else if (const auto* release = std::get_if<ReleaseValues>(&instruction)) {
           run.release(*release);
@@ -444,14 +457,21 @@ void execute_here(const Code& code, Frame& frame, const std::shared_ptr<BlockPoo
       throw;
     }
   };
+  const auto start = [&] {
+    if (C10_UNLIKELY(is_watched())) {
+      work(std::true_type{});
+    } else {
+      work(std::false_type{});
+    }
+  };
   if (code.has_aten) {
     // The recorder saw these calls below autograd and autocast: they must not pass through them a second
     // time.
     const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset |
                                                    c10::autocast_dispatch_keyset);
-    work();
+    start();
   } else {
-    work();
+    start();
   }
   for (size_t i = 0; i < code.outputs.size(); ++i) {
     const int32_t number = code.outputs[i];
@@ -570,6 +590,8 @@ void Executable::run(const at::Tensor* const* inputs, const int64_t* scalars,
                      c10::SmallVectorImpl<at::Tensor>& outputs, bool& wrote_outside, at::Tensor* owned,
                      OutputSink* sink) {
   wrote_outside = false;
+  std::optional<Span> span;
+  if (C10_UNLIKELY(is_watched())) span.emplace(*code_, -1, code_->name);
   if (!bindings_->is_current()) bindings_->refresh();
   ++runs_;
   std::unique_ptr<Frame> frame = take_frame();

@@ -8,6 +8,7 @@
 #include "holds.h"
 #include "machine_code.h"
 #include "norms.h"
+#include "profile.h"
 #include "replay.h"
 #include "rows.h"
 #include "trained.h"
@@ -53,19 +54,18 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     }
     executable = std::make_unique<Executable>(program, tensors.ptr());
   }
-  const py::object keepalive = py::make_tuple(py::handle(program).attr("keepalive"));
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   as_executable(self)->executable = executable.release();
   as_executable(self)->bound = tensors.inc_ref().ptr();
-  as_executable(self)->keepalive = keepalive.inc_ref().ptr();
+  as_executable(self)->program = Py_NewRef(program);
   return self;
   END_HANDLE_TH_ERRORS
 }
 
 int program_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_executable(self)->bound);
-  Py_VISIT(as_executable(self)->keepalive);
+  Py_VISIT(as_executable(self)->program);
   return 0;
 }
 
@@ -73,7 +73,7 @@ void program_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   delete as_executable(self)->executable;
   Py_CLEAR(as_executable(self)->bound);
-  Py_CLEAR(as_executable(self)->keepalive);
+  Py_CLEAR(as_executable(self)->program);
   Py_TYPE(self)->tp_free(self);
 }
 
@@ -178,6 +178,8 @@ PyObject* program_stats(PyObject* self, void*) {
                        static_cast<Py_ssize_t>(executable.arena_bytes()));
 }
 
+PyObject* program_of(PyObject* self, void*) { return Py_NewRef(as_executable(self)->program); }
+
 PyObject* program_bound(PyObject* self, void*) { return Py_NewRef(as_executable(self)->bound); }
 
 PyMethodDef program_methods[] = {
@@ -196,6 +198,7 @@ PyMethodDef program_methods[] = {
 PyGetSetDef program_getset[] = {
     {"stats", program_stats, nullptr, "Counters: runs, constant_refreshes, arena_bytes.", nullptr},
     {"bound", program_bound, nullptr, "The bound tensors, a tuple.", nullptr},
+    {"program", program_of, nullptr, "What it was made of.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyObject* module_stats(PyObject*, PyObject*) {
@@ -379,7 +382,7 @@ PyMODINIT_FUNC PyInit__C() {
   if (PyModule_AddFunctions(module, autograd_methods) != 0 || PyModule_AddFunctions(module, hold_methods) != 0 ||
       PyModule_AddFunctions(module, frame_methods) != 0 || PyModule_AddFunctions(module, row_methods) != 0 ||
       PyModule_AddFunctions(module, norm_methods) != 0 || PyModule_AddFunctions(module, replay_methods) != 0 ||
-      PyModule_AddFunctions(module, driver_methods) != 0) {
+      PyModule_AddFunctions(module, driver_methods) != 0 || PyModule_AddFunctions(module, profile_methods) != 0) {
     Py_DECREF(module);
     return nullptr;
   }

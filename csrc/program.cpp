@@ -458,6 +458,23 @@ std::vector<FinishedOutput> finished_outputs(const Code& code) {
 
 }  // namespace
 
+// The labels of each instruction, given those of each call.
+static std::vector<std::vector<Label>> read_labels(const Code& code, const py::tuple& of_calls) {
+  std::vector<std::vector<Label>> found;
+  if (of_calls.empty()) return found;
+  size_t call = 0;
+  for (const Instruction& instruction : code.instructions) {
+    std::vector<Label>& labels = found.emplace_back();
+    if (!std::holds_alternative<KernelCall>(instruction) && !std::holds_alternative<AtenCall>(instruction)) continue;
+    if (call >= of_calls.size()) invalid_program("it has fewer labels than calls");
+    for (const py::handle pair : of_calls[call++]) {
+      const auto [number, name] = pair.cast<std::pair<int64_t, std::string>>();
+      labels.push_back({number, name});
+    }
+  }
+  return found;
+}
+
 std::unique_ptr<Code> Code::build(py::handle program) {
   auto code = std::make_unique<Code>();
   const py::object device = program.attr("device");
@@ -521,7 +538,9 @@ std::unique_ptr<Code> Code::build(py::handle program) {
                                [](const Instruction& one) { return std::holds_alternative<AtenCall>(one); });
   code->held = bound_as_tensors(*code);
   code->releases_gil = code->has_aten || bytes > kProgramGilBytes || launches > kGilLaunches;
-  code->keepalive = program.attr("keepalive");
+  code->name = program.attr("name").cast<std::string>();
+  code->labels = read_labels(*code, program.attr("labels"));
+  code->program = py::reinterpret_borrow<py::object>(program);
   return code;
 }
 

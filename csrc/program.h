@@ -65,6 +65,12 @@ struct ScalarSize {
   int32_t place;
 };
 
+// A name that the user put around operators, for a profiler; `number`: of the time that he did.
+struct Label {
+  int64_t number;
+  std::string name;
+};
+
 struct KernelCall {
   KernelFunction function = nullptr;       // of the host, or
   DeviceKernel::Loaded* kernel = nullptr;  // of a card
@@ -130,7 +136,7 @@ struct FinishedOutput {
   std::vector<int32_t> values;
 };
 
-struct Code {
+struct Code : std::enable_shared_from_this<Code> {
   std::vector<Value> values;
   std::vector<Instruction> instructions;
   std::vector<UndoKernel> undo;
@@ -150,7 +156,9 @@ struct Code {
   bool has_aten = false;
   bool takes = false;  // memory from the heap, while it runs
   bool releases_gil = false;
-  py::object keepalive;
+  std::string name;                         // of what it computes, for a profiler
+  std::vector<std::vector<Label>> labels;  // of each instruction, outermost first; empty if there are none at all
+  py::object program;                       // what it was read from, which keeps alive what the kernels are in
 
   // Reads a lampwork.runtime.program.Program, without its constants. Throws what becomes a Python error.
   static std::unique_ptr<Code> build(py::handle program);
@@ -310,7 +318,7 @@ class Executable {
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame);
 
-  std::unique_ptr<const Code> code_;
+  std::shared_ptr<const Code> code_;
   std::shared_ptr<Bindings> bindings_;
   std::shared_ptr<ArenaPool> arenas_;
   std::shared_ptr<BlockPool> blocks_;

@@ -1,7 +1,7 @@
 """The C++ runtime (csrc/)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 
@@ -10,6 +10,8 @@ from lampwork.graph.symbols import Condition
 from lampwork.runtime.entry import Service
 from lampwork.runtime.native import Plan
 from lampwork.runtime.program import Program
+
+_T = TypeVar("_T")
 
 class MachineCode:
     """Relocatable object code (ELF, x86-64), loaded into memory that lives as long as this object. Undefined symbols
@@ -76,6 +78,8 @@ class Executable:
     def stats(self) -> dict[str, int]: ...
     @property
     def bound(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def program(self) -> Program: ...
 
 class Entry:
     """One compiled region; see lampwork.runtime.make_entry."""
@@ -198,3 +202,6 @@ def watch_frames(
 def unwatch_frames() -> None: ...
 def pause_watch(yes: bool) -> bool: ...
 def has_stack() -> bool: ...
+def in_span(name: str, function: Callable[..., _T], *args: Any) -> _T: ...
+def begin_profile() -> bool: ...
+def end_profile() -> list[tuple[int, bytes, list[str], list[Program], int]]: ...

@@ -17,6 +17,7 @@ from lampwork.errors import LampworkError, LampworkWarning
 from lampwork.inspect import Explanation, explain
 from lampwork.inspect.compare import compare
 from lampwork.inspect.dry_run import partition
+from lampwork.inspect.profile import Profile, profile
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.why import why_not
 from lampwork.placement import place
@@ -31,6 +32,7 @@ __all__ = [
     "LampworkError",
     "LampworkWarning",
     "No",
+    "Profile",
     "Yes",
     "__version__",
     "allow_in_graph",
@@ -50,6 +52,7 @@ __all__ = [
     "passes",
     "patterns",
     "place",
+    "profile",
     "quantize",
     "register_backend",
     "register_pass",

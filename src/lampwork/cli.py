@@ -13,7 +13,11 @@ from typing import Any
 from lampwork.display import show
 from lampwork.errors import BisectError, LampworkError
 from lampwork.inspect.bisect import bisect, check_script
+from lampwork.inspect.profile import profile
+from lampwork.inspect.profile.rows import BY
+from lampwork.inspect.profile.session import MOST
 from lampwork.inspect.rewrites import rewrites
+from lampwork.inspect.scripts import run_script
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,7 +51,28 @@ def parser() -> argparse.ArgumentParser:
     listed.add_argument("script", nargs="?", help="a Python file to run first")
     listed.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     listed.set_defaults(run=_rewrites)
+
+    measured = commands.add_parser(
+        "profile",
+        help="run a script and show which kernels are slow",
+        description="Run a script, then print what took how long, how far that is from what the machine can do, and "
+        "where it comes from. The exit status is the script's.",
+    )
+    measured.add_argument("--by", choices=BY, default="kernel", help="what a row is (default: kernel)")
+    measured.add_argument("--most", type=_count, default=MOST, help=f"so many rows at most (default: {MOST})")
+    measured.add_argument("--json", metavar="FILE", help="write all numbers there")
+    measured.add_argument("--trace", metavar="FILE", help="write a trace for https://ui.perfetto.dev there")
+    measured.add_argument("script", help="a Python file")
+    measured.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    measured.set_defaults(run=_profile)
     return top
+
+
+def _count(text: str) -> int:
+    found = int(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of rows, give 1 or more")
+    return found
 
 
 def _seconds(text: str) -> float:
@@ -103,6 +128,18 @@ def _run_script(script: str, arguments: Sequence[str]) -> int | None:
         traceback.print_exception(type(error), error, frames)
         return None
     return 0
+
+
+def _profile(given: argparse.Namespace) -> int:
+    check_script(given.script)
+    with profile() as found:
+        status = run_script(given.script, given.arguments)
+    print(found.table(given.by, given.most))
+    if given.json:
+        found.save_numbers(given.json)
+    if given.trace:
+        found.save(given.trace)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,8 +22,10 @@ from lampwork.capture.model.errors import forget_frames
 from lampwork.capture.model.printing import format_failure
 from lampwork.capture.model.region import Arg, Recipe, Record, Region, Step
 from lampwork.capture.model.values import StandIn
+from lampwork.capture.model.within import OUTSIDE, Within
 from lampwork.capture.state.contexts import beyond_function_modes, surroundings
 from lampwork.capture.state.dynamic import Dynamic
+from lampwork.capture.state.module_names import ModuleRoots
 from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entries, Entry
 from lampwork.compiled.islands import check_islands
@@ -46,7 +48,7 @@ from lampwork.errors import (
 from lampwork.garbage import without_collections
 from lampwork.locks import in_child, new_lock
 from lampwork.plugins.registry import registry
-from lampwork.runtime import Compiled, Instead, drive, make_entry
+from lampwork.runtime import Compiled, Instead, drive, in_span, make_entry
 from lampwork.runtime.opaque import opaque
 from lampwork.signals import raise_signalled
 from lampwork.standard import itertools
@@ -149,6 +151,8 @@ class Function(Shown):
         stand_in: StandIn | None = None,
         draws_on_cards: bool = False,
         names: set[str] | None = None,
+        roots: ModuleRoots | None = None,
+        within: Within = OUTSIDE,
     ) -> Function:
         function = Function(
             fn, config, build, fullgraph, root, quiet, label, _names=set() if names is None else names
@@ -163,6 +167,8 @@ class Function(Shown):
             drive=drive,
             stand_in=stand_in,
             draws_on_cards=draws_on_cards,
+            roots=ModuleRoots(fn) if roots is None else roots,
+            within=within,
         )
         watch(function)
         function.follow()
@@ -464,7 +470,7 @@ class Function(Shown):
         start = time.perf_counter()
         try:
             with using_config(self.config):
-                self._compile_version(args, kwargs)
+                in_span(f"lampwork::compile {self.name}", self._compile_version, args, kwargs)
             return True
         except (ProgramRaised, GraphBreakError):
             raise
@@ -563,9 +569,11 @@ class Function(Shown):
                 yield function
                 work.extend(reversed(list(function.children.values())))
 
-    def child(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def child(self, fn: Callable[..., Any], within: Within = OUTSIDE) -> Callable[..., Any]:
         """A compiled version of a resume function, or of a callee that could not be inlined. One per function
-        in the whole family: in a loop that breaks, or a function that calls itself, all come to the same."""
+        in the whole family: in a loop that breaks, or a function that calls itself, all come to the same.
+
+        `within`: the module whose `forward` calls it first."""
         key = id(fn)
         found = self.family.get(key)
         if found is None:
@@ -581,6 +589,8 @@ class Function(Shown):
                 stand_in=self._options.stand_in,
                 draws_on_cards=self._options.draws_on_cards,
                 names=self._names,
+                roots=self._options.roots,
+                within=within,
             )
             made.family = self.family
             found = self.family.setdefault(key, made)  # holds `fn`, so its id stays taken
@@ -590,9 +600,10 @@ class Function(Shown):
     def _record_of(self, error: Exception) -> Record:
         file, line = target_of(self.fn).place
         if isinstance(error, LampworkError):
+            module = ""
             if error.location is not None:
-                file, line = error.location.file, error.location.line
-            return Record(error.code, error.cause, error.fix, file, line, self.name)
+                file, line, module = error.location.file, error.location.line, error.location.module
+            return Record(error.code, error.cause, error.fix, file, line, self.name, module)
         return Record(
             "LW500",
             f"the compiler failed: {text_of(error)}",
@@ -628,14 +639,14 @@ class Function(Shown):
         """The error of a call that would compile where a stance or an option, `who`, forbids it."""
         record = self._miss(args, kwargs)
         if record is None:
-            file, line = target_of(self.fn).place
+            location = Location(*target_of(self.fn).place, self.name)
             cause = "it has no compiled version yet"
         else:
-            file, line, cause = record.file, record.line, record.cause
+            location, cause = record.location, record.cause
         return RecompileError(
             f"{self.name} would be compiled for this call, which {who} forbids: {cause}",
             fix=f"call it like this once before {who.rpartition(' ')[0]} is set, or set the stance eager_on_recompile",
-            location=Location(file, line, self.name),
+            location=location,
         )
 
 
@@ -685,8 +696,7 @@ def _numbered(name: str, number: int) -> str:
 
 def _break_error(record: Record) -> GraphBreakError:
     """What `fullgraph` raises for a graph break or a refusal."""
-    location = Location(record.file, record.line, record.function)
-    return GraphBreakError(record.cause, fix=record.fix, location=location, code=record.code)
+    return GraphBreakError(record.cause, fix=record.fix, location=record.location, code=record.code)
 
 
 def _calling(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, fx, nn
 
@@ -23,6 +23,8 @@ from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph, to_python
 from lampwork.partitioning import Part, format_partition
 from lampwork.plugins.context import BackendPasses
+from lampwork.runtime.program import Program
+from lampwork.runtime.steps import StepFacts
 from lampwork.standard import functools
 from lampwork.transforms.pipeline import PassRecord, format_records
 
@@ -91,9 +93,17 @@ class Stages(Shown, Observer):
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
     why_none: Callable[[], str] = _not_called
+    programs: dict[str, list[Program]] = field(default_factory=dict[str, list[Program]])
+    """What the native backend made: under "" of the graph, under "forward" and "backward" of its halves in training."""
+    graphs: dict[str, fx.Graph] = field(default_factory=dict[str, fx.Graph])
+    """The graphs after all passes that these compute."""
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
     # --- observing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        return self.name
 
     def captured(self, fn: Callable[..., Any], region: Region) -> None:
         self._keep("bytecode", "bytecode", lambda: format_bytecode(fn))
@@ -109,6 +119,7 @@ class Stages(Shown, Observer):
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         self.backend_passes = backend_passes
+        self.graphs[""] = graph
         self.makers["passes"] = lambda: format_records(records)
         self._keep("optimized", "graph", lambda: format_graph(graph))
         self.counts["after passes"] = _calls(graph)
@@ -130,6 +141,12 @@ class Stages(Shown, Observer):
             self._texts.pop(stage, None)
         self.counts.update(counts)
         self.seconds.update(seconds)
+
+    def planned(self, program: Program) -> None:
+        self.programs.setdefault("", []).append(program)
+
+    def half(self, name: str) -> Observer:
+        return _Half(name, self)
 
     def differentiated(self, halves: Split) -> None:
         forward = copy_graph(halves.forward)  # passes work in place
@@ -194,6 +211,19 @@ class Stages(Shown, Observer):
         """Execute the recorded ATen graph eagerly."""
         return run_graph(self._graph(), tensors)
 
+    def steps(self, half: str = "") -> tuple[StepFacts, ...]:
+        """What each kernel and ATen call of the version computes and moves: names of nodes of the stage "optimized",
+        bytes, floating point operations. Of sizes that are open, for those of the first call.
+
+        half: "forward" or "backward" of a region that is trained. `index` counts within each of `programs[half]`.
+
+        Raises:
+            KeyError: there is no such half.
+        """
+        if half not in self.programs and half:
+            raise KeyError(f"no half {half!r}; there are {', '.join(map(repr, self.programs)) or 'none'}")
+        return tuple(step for program in self.programs.get(half, ()) for step in program.steps())
+
     def summary(self) -> str:
         """A summary of a few lines: what the graph was compiled to, and the seconds that each step took."""
         counts = ", ".join(f"{value} {name}" for name, value in self.counts.items())
@@ -238,6 +268,27 @@ class Stages(Shown, Observer):
         parts = [f"{self.name}: stages {', '.join(self)}"]
         parts += [f"\n==== {stage} ====\n{self.text(stage)}" for stage in self]
         return "\n".join(parts)
+
+
+@dataclass(slots=True)
+class _Half(Observer):
+    """Keeps what becomes of half a training step."""
+
+    looks: ClassVar[bool] = False
+    name: str
+    stages: Stages
+
+    @property
+    def title(self) -> str:
+        return f"{self.stages.name} {self.name}"
+
+    def transformed(
+        self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
+    ) -> None:
+        self.stages.graphs[self.name] = graph
+
+    def planned(self, program: Program) -> None:
+        self.stages.programs.setdefault(self.name, []).append(program)
 
 
 def _calls(graph: fx.Graph) -> int:

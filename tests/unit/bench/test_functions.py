@@ -15,7 +15,7 @@ from lampwork.bench.functions.function import Function
 from lampwork.bench.functions.peers import contenders
 from lampwork.bench.functions.table import FAMILIES, SIZES, functions
 from lampwork.bench.kernels import runs
-from lampwork.bench.kernels.limits import Limits
+from lampwork.inspect.machine.limits import Limits
 
 LIMITS = Limits(1, 100.0, 10.0, 8.0, 30.0, 25.0, 90.0, 70.0, 1 << 25, 1 << 20)
 

@@ -13,11 +13,11 @@ from lampwork.bench.__main__ import main
 from lampwork.bench.kernels import command, runs
 from lampwork.bench.kernels.case import Case, ours
 from lampwork.bench.kernels.cases import attention, cases, conv, int8_linear, int8_product, linear, recurrent
-from lampwork.bench.kernels.limit_int8 import int8_loop
-from lampwork.bench.kernels.limit_tiles import tile_loop
-from lampwork.bench.kernels.limits import Limits, loops, measure_limits
 from lampwork.codegen.llvm.isa.x86 import describe
 from lampwork.codegen.llvm.jit import Jit
+from lampwork.inspect.machine.limit_int8 import int8_loop
+from lampwork.inspect.machine.limit_tiles import tile_loop
+from lampwork.inspect.machine.limits import Limits, loops, measure_limits
 
 LIMITS = Limits(1, 100.0, 10.0, 8.0, 30.0, 25.0, 90.0, 70.0, 1 << 25, 1 << 20)
 KERNELS = [

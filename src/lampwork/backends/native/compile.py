@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, cast
 
 import torch
@@ -30,11 +30,12 @@ from lampwork.backends.native.place_pieces import ASSEMBLE, place_pieces
 from lampwork.backends.native.place_writes import Write
 from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
+from lampwork.backends.native.step_facts import Facts
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
 from lampwork.backends.native.tuning.race import Tuning
 from lampwork.backends.native.tuning.tune import Candidate, tune
-from lampwork.backends.observer import NOBODY, Observer
+from lampwork.backends.observer import Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.target import CodeGenerator, Target
@@ -116,6 +117,7 @@ class NativeBackend:
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
         artifacts = Artifacts()
+        title = options.observer.title
         device = kernel_device(graph)
         target = self.target(options.config) if device == CPU else device_target(device, options.config)
         if options.config.tunes:
@@ -127,7 +129,7 @@ class NativeBackend:
                 artifacts = Artifacts(tuning=Tuning(verdicts=artifacts.tuning.verdicts))
         try:
             if program is None:
-                program = compile_program(graph, options.mutations, target, artifacts, options.waits)
+                program = compile_program(graph, options.mutations, target, artifacts, options.waits, title)
         except BackendError as error:
             scope, hints = _scope(graph)
             if scope is None:
@@ -136,8 +138,10 @@ class NativeBackend:
                 logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
             scope.fix_all()
             artifacts = Artifacts(tuning=artifacts.tuning)
-            program = compile_program(concrete_graph(graph, hints), options.mutations, target, artifacts)
-        if options.observer is not NOBODY:
+            closed = concrete_graph(graph, hints)
+            program = compile_program(closed, options.mutations, target, artifacts, title=title)
+        options.observer.planned(cast(Program, artifacts.program))
+        if options.observer.looks:
             _show(options.observer, graph, artifacts, target)
         return program
 
@@ -148,6 +152,7 @@ def compile_program(
     target: Target,
     artifacts: Artifacts,
     waits: bool = True,
+    title: str = "",
 ) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
 
@@ -156,6 +161,7 @@ def compile_program(
     Args:
         mutations: (placeholder number, output number) pairs that the program writes back itself.
         artifacts: receives what each step made.
+        title: of what is compiled, for profilers.
         waits: for machine code; else whoever asks a kernel for its address waits, and meets LLVM's errors.
 
     Raises:
@@ -206,10 +212,12 @@ def compile_program(
     clock.lap("codegen")
 
     layouts = {out.name: out for group in (*groups, *constant_groups) for out in group.outs}
+    whole = [*lowered.definitions, *lowered.constant]
+    facts = Facts(graph, whole, lowered.made_for, generated.made, layouts)
     constant_program = None
     if needed:
         results = [Result(buffer) for buffer in needed]
-        constant_program = plan(
+        constant_layout = plan(
             in_order_of_demand(generated.constant_tasks, needed),
             bound,
             (),
@@ -217,7 +225,9 @@ def compile_program(
             results,
             layouts,
             devices=devices,
-        ).place({})
+        )
+        named = f"{title} constants".lstrip()
+        constant_program = replace(constant_layout, name=named, facts=facts).place({})
     outputs = [Result(output.buffer, output.view) for output in lowered.outputs]
     layout = plan(
         generated.tasks,
@@ -236,6 +246,7 @@ def compile_program(
         devices,
         _updates(groups),
     )
+    layout = replace(layout, name=title, labels=facts.labels(layout.work), facts=facts)
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
@@ -283,7 +294,9 @@ def _with_winners(
 ) -> Program | SymbolicProgram | None:
     """The program with what was measured to be the best; None if something that is better alone has no code here."""
     try:
-        return compile_program(graph, options.mutations, target, artifacts, options.waits)
+        return compile_program(
+            graph, options.mutations, target, artifacts, options.waits, options.observer.title
+        )
     except BackendError as error:
         logs.emit("tuning", f"a graph is compiled without what was measured: {error}")
         return None

@@ -22,11 +22,11 @@ from lampwork.bench.functions.function import Function
 from lampwork.bench.functions.peers import DEFAULT, PEERS, contenders
 from lampwork.bench.functions.table import functions
 from lampwork.bench.kernels.case import Call
-from lampwork.bench.kernels.limits import Limits
 from lampwork.bench.kernels.runs import arguments, format_limits, run, seconds_of, write
 from lampwork.bench.machine import machine, where
 from lampwork.bench.measure import errors, tensor_of
 from lampwork.bench.summary import geometric_mean
+from lampwork.inspect.machine.limits import Limits
 from lampwork.records import record
 
 SAMPLE_SECONDS = 0.005

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lampwork.bench.kernels.case import Call, Case
 from lampwork.bench.kernels.cases import cases
-from lampwork.bench.kernels.limits import Limits
 from lampwork.bench.kernels.runs import arguments, format_limits, run, seconds_of, write
 from lampwork.bench.machine import machine, where
 from lampwork.bench.summary import geometric_mean
+from lampwork.inspect.machine.limits import Limits
 from lampwork.records import record
 
 SAMPLE_SECONDS = 0.002

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lampwork.bench.kernels.case import Call
-from lampwork.bench.kernels.limits import Limits, measure_limits
 from lampwork.bench.machine import machine
+from lampwork.inspect.machine.limits import Limits, measure_limits
 
 C = TypeVar("C")
 R = TypeVar("R")

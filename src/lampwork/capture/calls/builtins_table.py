@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import dataclasses
 import inspect
 import logging
@@ -26,6 +25,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lampwork.capture.calls import builtin_calls as own
+from lampwork.capture.calls import labels
 from lampwork.capture.calls.checkpoints import call_checkpoint
 from lampwork.capture.calls.deepcopy import shallow_copy
 from lampwork.capture.calls.functional_call import call_functional
@@ -185,10 +185,7 @@ OVERRIDES: dict[Any, Override] = {
     checkpoint: call_checkpoint,
     exception_comes: leave_to_eager,
     torch.func.functional_call: call_functional,
-    # Labels for a profiler, which sees regions under their own names.
-    torch.autograd.profiler.record_function: lambda interp, args, kwargs: contextlib.nullcontext(),
-    torch.autograd.profiler.record_function.__enter__: lambda interp, args, kwargs: args[0],
-    torch.autograd.profiler.record_function.__exit__: own.answer(None),
+    **labels.HANDLERS,
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
     cast(Any, torch.autograd.Function.apply).__func__: own.call_autograd_function,
     re.compile: own.call_plain(re.compile),

@@ -16,6 +16,7 @@ from torch import fx
 
 from lampwork import pristine
 from lampwork.display import Shown
+from lampwork.errors import Location
 from lampwork.graph.islands import Placed, Sharding
 from lampwork.graph.symbols import Condition, SymbolicFloat
 from lampwork.records import record
@@ -173,7 +174,7 @@ class Guard(Shown):
     source: Source
     kind: GuardKind
     expected: Any = None
-    line: str = ""
+    line: Location | None = None
 
 
 @record
@@ -267,7 +268,10 @@ class Recipe(Shown):
 
 @record
 class Record(Shown):
-    """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record."""
+    """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record.
+
+    `module`: the module whose `forward` ran on that line, such as `encoder.layer.3 (Linear)`; "" if that is what was
+    compiled, or there is none."""
 
     code: str
     cause: str
@@ -275,9 +279,15 @@ class Record(Shown):
     file: str
     line: int
     function: str = ""
+    module: str = ""
+
+    @property
+    def location(self) -> Location:
+        return Location(self.file, self.line, self.function, self.module)
 
     def __str__(self) -> str:
-        text = f"[{self.code}] {self.file}:{self.line} in {self.function}: {self.cause}"
+        inside = f", {self.module}" if self.module else ""
+        text = f"[{self.code}] {self.file}:{self.line} in {self.function}{inside}: {self.cause}"
         return f"{text}\n  fix: {self.fix}" if self.fix else text
 
 

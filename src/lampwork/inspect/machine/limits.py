@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from lampwork.bench.kernels.limit_int8 import int8_loop
-from lampwork.bench.kernels.limit_tiles import tile_loop
+from lampwork import pristine
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.llvm.jit import Jit, as_function
 from lampwork.codegen.target import Target
+from lampwork.inspect.machine.limit_int8 import bf16_loop, int8_loop
+from lampwork.inspect.machine.limit_tiles import tile_loop
 from lampwork.records import record
 
 Loop = Callable[[int, int, int, int], int]
@@ -26,8 +28,9 @@ UNROLL = 8
 @record
 class Limits:
     """Of so many threads together. gflops: of float32 multiply-adds at the widest instruction set; int8: of its
-    products of int8 (0: it has none), in 10^9 operations a second. The others are GB/s; a copy counts what it reads
-    and what it writes; from memory, in the cache that cores share, and in a core's own.
+    products of int8 (0: it has none), in 10^9 operations a second; bf16: of its products of bfloat16, which are those
+    of float32 where there is no instruction. The others are GB/s; a copy counts what it reads and what it writes; from
+    memory, in the cache that cores share, and in a core's own.
     shared_bytes, private_bytes: the sizes of the third- and the second-level cache."""
 
     threads: int
@@ -41,6 +44,7 @@ class Limits:
     shared_bytes: int
     private_bytes: int
     int8: float = 0.0
+    bf16: float = 0.0
 
     def bandwidth(self, reads: int, writes: int) -> float:
         """GB/s that a kernel of so many bytes could reach: those of the smallest cache that holds them all."""
@@ -64,7 +68,7 @@ def cache_bytes(level: int, otherwise: int) -> int:
 
 def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None) -> Limits:
     """Best of several samples in `seconds` for each limit. large: bytes of the array that no cache holds."""
-    torch.set_num_threads(threads)
+    pristine.set_num_threads(threads)
     target = host_isa("")
     code = Jit(target).compile(loops(target), ["fma", "read", "copy"])
     fma, read, copy = (as_function(code.addresses[name]) for name in ("fma", "read", "copy"))
@@ -72,7 +76,7 @@ def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None)
     large = large or max(1 << 27, 4 * shared)
     lanes = target.vector_bytes // 4
     turns = 1 << 16
-    numbers = torch.full((threads, 64), 0.5)
+    numbers = pristine.full((threads, 64), 0.5)
     with ThreadPoolExecutor(threads) as pool:
         rate = _best(
             pool,
@@ -85,18 +89,22 @@ def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None)
             for size in (large, shared // 4, private // 2)
             for loop, moved in ((read, 1), (copy, 2))
         ]
-        int8 = _int8_rate(pool, target, threads, seconds)
-    return Limits(threads, rate, *rates, shared_bytes=shared, private_bytes=private, int8=int8)
+        int8, bf16 = (_dot_rate(pool, target, each, threads, seconds) for each in ("i8", "bf16"))
+    return Limits(
+        threads, rate, *rates, shared_bytes=shared, private_bytes=private, int8=int8, bf16=bf16 or rate
+    )
 
 
-def _int8_rate(pool: ThreadPoolExecutor, target: Target, threads: int, seconds: float) -> float:
-    unit = target.unit("i8")
-    text, operations = int8_loop(target, _chains(target)) if unit is None else tile_loop(target, unit)
+def _dot_rate(
+    pool: ThreadPoolExecutor, target: Target, dtype: Literal["i8", "bf16"], threads: int, seconds: float
+) -> float:
+    unit, loop_of = target.unit(dtype), int8_loop if dtype == "i8" else bf16_loop
+    text, operations = loop_of(target, _chains(target)) if unit is None else tile_loop(target, unit)
     if not operations:
         return 0.0
     code = Jit(target).compile(text, ["dot"])
     loop, turns = as_function(code.addresses["dot"]), 1 << 16
-    numbers = torch.ones(threads, 64, dtype=torch.int8)
+    numbers = pristine.ones(threads, 64, dtype=torch.int8)
     buffers = [(ctypes.c_void_p * 1)(row.data_ptr()) for row in numbers]
     calls = [_call(loop, ctypes.addressof(each), 0, turns) for each in buffers]
     return _best(pool, calls, turns * operations * threads, seconds)
@@ -117,7 +125,7 @@ def _bandwidth(
     each = size // moved
     if size > cache_bytes(2, 1 << 20):
         each //= threads
-    arrays = [[torch.ones(each // 4) for _ in range(moved)] for _ in range(threads)]
+    arrays = [[pristine.ones(each // 4) for _ in range(moved)] for _ in range(threads)]
     last = each // (vector * UNROLL) * UNROLL
     repeat = max(1, (1 << 22) // each)
     calls = [_call(loop, own[0].data_ptr(), own[-1].data_ptr(), last, repeat) for own in arrays]

@@ -1,0 +1,66 @@
+"""Rows as text and as HTML."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+
+from lampwork.inspect.profile.rows import Row
+
+HEADS = ("self", "share", "calls", "a call", "GFLOP/s", "GB/s", "of limit", "kind", "what", "where")
+_LEFT = frozenset({"kind", "what", "where"})
+
+
+def cells(row: Row, wall: float) -> tuple[str, ...]:
+    # The name of the file is enough beside a module; by="line" shows all of it.
+    where = ", ".join(filter(None, (row.module, row.line.split(" in ")[0].rpartition(os.sep)[2])))
+    return (
+        seconds(row.seconds),
+        f"{100 * row.seconds / wall:.1f} %" if wall else "",
+        str(row.calls),
+        seconds(row.seconds / row.calls) if row.calls else "",
+        "" if row.gflops is None else f"{row.gflops:.1f}",
+        "" if row.gbs is None else f"{row.gbs:.1f}",
+        "" if row.limit is None else f"{100 * row.limit:.0f} %",
+        row.kind,
+        row.name,
+        where,
+    )
+
+
+def seconds(time: float) -> str:
+    """With three digits and a unit."""
+    units = (("s ", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+    unit, size = next((each for each in units if time >= each[1] * 0.9995), units[-1])
+    number = time / size
+    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f} {unit}"
+
+
+def format_text(rows: Sequence[Row], wall: float, left_out: Sequence[Row] = ()) -> str:
+    """A table with aligned columns; what is left out is counted in its last line."""
+    lines = [HEADS, *(cells(row, wall) for row in rows)]
+    # Columns that say nothing here are left out.
+    shown = [i for i in range(len(HEADS)) if any(line[i] for line in lines[1:]) or i in (0, 8)]
+    widths = {i: max(len(line[i]) for line in lines) for i in shown}
+    made = [
+        "  ".join(
+            line[i].ljust(widths[i]) if HEADS[i] in _LEFT else line[i].rjust(widths[i]) for i in shown
+        ).rstrip()
+        for line in lines
+    ]
+    if left_out:
+        rest = sum(row.seconds for row in left_out)
+        made.append(f"... and {len(left_out)} more: {seconds(rest).strip()}")
+    return "\n".join(made)
+
+
+def format_html(rows: Sequence[Row], wall: float, head: str, left_out: Sequence[Row] = ()) -> str:
+    """A table in itself; all that comes from the program is escaped."""
+    heads = "".join(f"<th>{name}</th>" for name in HEADS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(row, wall)) + "</tr>"
+        for row in rows
+    )
+    rest = f"<p>and {len(left_out)} more</p>" if left_out else ""
+    return f"<div><p>{html.escape(head)}</p><table><tr>{heads}</tr>{body}</table>{rest}</div>"
