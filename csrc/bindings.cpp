@@ -25,26 +25,26 @@ const c10::StorageImpl* storage_of(const c10::TensorImpl* impl) {
 }
 
 // The bytes that a tensor's elements lie between.
-struct Span {
+struct HashedSpan {
   HeldStorage storage;  // keeps them
   const char* data;
   size_t bytes;
 };
 
-std::optional<Span> span_of(const at::Tensor& tensor) {
+std::optional<HashedSpan> span_of(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!impl->is_cpu() || impl->numel() == 0) return std::nullopt;
-  return Span{HeldStorage(impl->unsafe_storage()), data_of(tensor), spanned_bytes(tensor)};
+  return HashedSpan{HeldStorage(impl->unsafe_storage()), data_of(tensor), spanned_bytes(tensor)};
 }
 
 // The hashes of what lies there; without the GIL if that takes a while.
-std::vector<uint64_t> hash_spans(const std::vector<Span>& spans) {
+std::vector<uint64_t> hash_spans(const std::vector<HashedSpan>& spans) {
   constexpr size_t kGilBytes = size_t{1} << 20;
   size_t bytes = 0;
-  for (const Span& span : spans) bytes += span.bytes;
+  for (const HashedSpan& span : spans) bytes += span.bytes;
   const ReleaseGil no_gil(bytes > kGilBytes);
   std::vector<uint64_t> hashes;
-  for (const Span& span : spans) hashes.push_back(hash_content(span.data, span.bytes));
+  for (const HashedSpan& span : spans) hashes.push_back(hash_content(span.data, span.bytes));
   return hashes;
 }
 
@@ -158,7 +158,7 @@ Bindings::Look Bindings::look() const {
   }
   // Once all that holds them is known.
   std::vector<size_t> hashed;
-  std::vector<Span> spans;
+  std::vector<HashedSpan> spans;
   for (size_t i = 0; i < size(); ++i) {
     Seen& seen = look.seen[i];
     const Seen* before = seen_.empty() ? nullptr : &seen_[i];

@@ -56,7 +56,7 @@ bool has_global_hooks() {
 }
 
 // Modes, transforms, tracing and profilers would see the operators of a step, and kernels are none.
-bool is_watched() {
+bool is_step_watched() {
   constexpr c10::DispatchKeySet watching(
       {c10::DispatchKey::Python, c10::DispatchKey::Tracer, c10::DispatchKey::Functionalize,
        c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
@@ -69,7 +69,7 @@ bool is_watched() {
 
 bool Reading::read(PyObject* optimizer) {
   clear();
-  if (skip_entries().load(std::memory_order_relaxed) || is_watched() || has_global_hooks()) return false;
+  if (skip_entries().load(std::memory_order_relaxed) || is_step_watched() || has_global_hooks()) return false;
   if (!read_attributes(optimizer) || groups_ == nullptr || states_ == nullptr) return false;
   const Py_ssize_t count = PyList_GET_SIZE(groups_);
   facts.push_back(count);
