@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from lampwork import config, logs
-from lampwork.backends.observer import Observer
+from lampwork.backends.observer import Inside, Observer
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
 from lampwork.differentiation.peak import estimated_peak
@@ -21,7 +21,8 @@ from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph, to_python
 from lampwork.partitioning import Part, format_partition
-from lampwork.plugins.context import BackendPasses
+from lampwork.plugins.context import BackendPasses, PassContext
+from lampwork.records import record
 from lampwork.standard import functools
 from lampwork.transforms.pipeline import PassRecord, format_records
 
@@ -55,6 +56,10 @@ class Stages(Observer):
 
     `graph` is the recorded ATen graph; `run` executes it eagerly on the graph's inputs and bound tensors, in that
     order; `python` is its source as runnable Python.
+
+    `passed`: what the passes were given, `records`: what each did; `optimized_graph`: the graph after them; `parts`: who
+    takes what of it; `inside`: what the native backend made of its part; `trained`: whether these are of the forward of
+    a training step.
     """
 
     name: str = ""
@@ -63,6 +68,13 @@ class Stages(Observer):
     counts: dict[str, int] = field(default_factory=dict[str, int])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
+    records: Sequence[PassRecord] = ()
+    optimized_graph: fx.Graph | None = None
+    parts: Sequence[Part] = ()
+    inside: Inside | None = None
+    trained: bool = False
+    passed: Passed | None = None
+    _halved: tuple[fx.Graph, fx.Graph] | None = None
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
     # --- observing ----------------------------------------------------------------------------------------------------
@@ -77,16 +89,24 @@ class Stages(Observer):
         self._keep("graph", "graph", lambda: format_graph(graph))
         self.counts["ATen nodes"] = _calls(graph)
 
+    def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
+        given = self.aten
+        if self._halved is not None and self._halved[0] is graph:
+            self.trained, given = True, self._halved[1]
+        self.passed = None if given is None else Passed(given, _results(graph), context)
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         self.backend_passes = backend_passes
+        self.records, self.optimized_graph = tuple(records), graph
         self.makers["passes"] = lambda: format_records(records)
         self._keep("optimized", "graph", lambda: format_graph(graph))
         self.counts["after passes"] = _calls(graph)
         self.seconds["passes"] = sum(record.seconds for record in records)
 
     def partitioned(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
         self._keep("partition", "partition", lambda: format_partition(parts))
 
     def compiled(
@@ -103,8 +123,12 @@ class Stages(Observer):
         self.counts.update(counts)
         self.seconds.update(seconds)
 
+    def built(self, inside: Inside) -> None:
+        self.inside = inside
+
     def differentiated(self, halves: Split) -> None:
         forward = copy_graph(halves.forward)  # passes work in place
+        self._halved = halves.forward, forward
         backwards = [copy_graph(backward.graph) for backward in halves.backwards.values()]
         self._keep("saved", "graph", lambda: format_saved(halves))
         self._keep("forward", "graph", lambda: format_graph(forward))
@@ -179,6 +203,34 @@ class Stages(Observer):
         parts = [f"{self.name}: stages {', '.join(self)}"]
         parts += [f"\n==== {stage} ====\n{self.text(stage)}" for stage in self]
         return "\n".join(parts)
+
+
+@record
+class Passed:
+    """What the passes were given.
+
+    Attributes:
+        recorded: the graph, as it was recorded.
+        results: the names of what it returned to them: what differentiating needs is appended.
+        context: makes the context that they run in.
+    """
+
+    recorded: fx.Graph
+    results: tuple[str, ...]
+    context: Callable[[], PassContext]
+
+    def graph(self) -> fx.Graph:
+        """A copy of the graph that the passes were given."""
+        copy = copy_graph(self.recorded)
+        nodes = {node.name: node for node in copy.nodes}
+        output = next(iter(reversed(copy.nodes)))
+        output.args = (tuple(nodes[name] for name in self.results),)
+        return copy
+
+
+def _results(graph: fx.Graph) -> tuple[str, ...]:
+    output: Any = next(iter(reversed(graph.nodes)))
+    return tuple(node.name for node in output.args[0])
 
 
 def _calls(graph: fx.Graph) -> int:

@@ -34,7 +34,7 @@ from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
 from lampwork.backends.native.tuning.race import Tuning
 from lampwork.backends.native.tuning.tune import Candidate, tune
-from lampwork.backends.observer import NOBODY, Observer
+from lampwork.backends.observer import NOBODY, Inside, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.target import CodeGenerator, Target
@@ -57,7 +57,8 @@ from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.rewriting.matching.values import is_constant
-from lampwork.runtime.program import Program
+from lampwork.runtime.program import CallKernel, Program
+from lampwork.standard import functools
 from lampwork.verdict import Verdict, Yes
 
 
@@ -69,6 +70,8 @@ class Artifacts:
     constant: list[Definition] = field(default_factory=list[Definition])
     decisions: list[Decision] = field(default_factory=list[Decision])
     generated: Generated | None = None
+    names: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Buffers -> the values of the program."""
     program: Program | None = None
     """Of a graph with symbols, the one for their hints."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -236,6 +239,7 @@ def compile_program(
         devices,
         _updates(groups),
     )
+    artifacts.names = layout.names
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
@@ -357,6 +361,41 @@ def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Tar
         },
         artifacts.seconds,
     )
+    observer.built(
+        Inside(
+            graph,
+            program,
+            artifacts.names,
+            artifacts.decisions,
+            functools.partial(_loops_of, generated),
+            functools.partial(_llvm_of, generated, generator),
+            generator.assembly,
+        )
+    )
+
+
+def _loops_of(generated: Generated, call: CallKernel) -> str:
+    """The loops of a kernel of a program; "" for a template."""
+    named = [kernel for kernel in generated.kernels if kernel.origin == call.name]
+    if len(named) > 1:  # a group that takes several kernels
+        codes = _codes(generated)
+        named = [kernel for kernel in named if codes.get(kernel.name) is call.code]
+    return "\n\n".join(map(format_kernel, named))
+
+
+def _llvm_of(generated: Generated, generator: CodeGenerator, call: CallKernel) -> str:
+    """What the code of a kernel or template of a program was compiled from."""
+    for template in generated.templates:
+        if template.code is call.code:
+            return template.text
+    codes = _codes(generated)
+    found = [kernel for kernel in generated.kernels if codes.get(kernel.name) is call.code]
+    return "\n".join(generator.texts(found[:1]))
+
+
+def _codes(generated: Generated) -> dict[str, object]:
+    """Kernels by name, and their code."""
+    return {task.name: task.code for task in generated.tasks if isinstance(task, KernelTask)}
 
 
 def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:

@@ -193,6 +193,8 @@ class Layout:
     undo: tuple[tuple[int, CallKernel | KernelStep], ...] = ()
     device: torch.device = CPU
     """What the kernels run on."""
+    names: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Buffers by name -> the number of their value, to look at."""
 
     def place(self, values: Mapping[str, int], in_arena: bool = True) -> Program:
         """The program for these values of the `keys`. `in_arena`: the CPU's values have their places in its arena.
@@ -522,6 +524,7 @@ def plan(
         _scalars([*steps, *takes_back], keys),
         tuple(undo),
         devices.main,
+        planner.numbers,
     )
 
 
