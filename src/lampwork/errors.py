@@ -157,6 +157,12 @@ class BisectError(LampworkError):
     code = "LW330"
 
 
+class ReportError(LampworkError):
+    """A report could not be written, or its page is not installed."""
+
+    code = "LW340"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

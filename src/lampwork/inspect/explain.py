@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
@@ -12,7 +13,7 @@ from lampwork.compiled.entries import Entry
 from lampwork.compiled.function import Function
 from lampwork.compiled.module import CompiledModule
 from lampwork.errors import Location, OptionError
-from lampwork.inspect.explanation import Explanation, GuardLine, RegionReport
+from lampwork.inspect.explanation import Explanation, FunctionReport, GuardLine, RegionReport
 from lampwork.records import record
 from lampwork.runtime import Compiled
 
@@ -67,12 +68,20 @@ def explanation_of(function: Function) -> Explanation:
     for entry in (*function.entries, *(e for other in functions for e in other.entries)):
         for part in entry.regions:
             regions.setdefault(id(part), part)
+    places = {number: place for place, number in enumerate(regions)}
     return Explanation(
         function.name,
         tuple(_report(entry) for entry in regions.values()),
         tuple(dict.fromkeys(record for entry in regions.values() for record in entry.breaks)),
         tuple(record for each in functions for record in each.refusals),
         tuple(record for each in functions for record in each.recompiles),
+        tuple(
+            FunctionReport(
+                each.name, tuple(places[id(entry)] for entry in each.entries), tuple(each.refusals)
+            )
+            for each in functions
+        ),
+        asdict(function.config),
     )
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
+from pathlib import Path
 from typing import Any
 
 from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import TRAINED, Stages
+from lampwork.inspect.report.data import report_data
+from lampwork.inspect.report.page import save
 from lampwork.records import record
 
 
@@ -52,11 +56,22 @@ class RegionReport:
 
 
 @record
+class FunctionReport:
+    """A function that was compiled, or a resume function or callee of it. `regions`: the numbers of its versions among
+    those of the explanation. `refusals`: why calls of it run eager."""
+
+    name: str
+    regions: tuple[int, ...]
+    refusals: tuple[Record, ...]
+
+
+@record
 class Explanation:
     """How a function and its call were compiled. `str()` is a report to read, `to_json()` the same as data.
 
     `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
     callee ends the regions of all its callers, but is listed once. A refusal is a function that runs eager as a whole.
+    `options`: those that the functions were compiled with.
     """
 
     name: str
@@ -64,6 +79,8 @@ class Explanation:
     breaks: tuple[Record, ...]
     refusals: tuple[Record, ...]
     recompiles: tuple[Record, ...]
+    functions: tuple[FunctionReport, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def seconds(self) -> float:
@@ -95,6 +112,15 @@ class Explanation:
             "operators": self.operators,
             "seconds": self.seconds,
         }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a report as one HTML file that needs nothing else: graphs through all passes, kernels with their code,
+        memory, guards, and where the time went. Gives its path; `report_data` gives what it shows.
+
+        Raises:
+            ReportError: the file cannot be written.
+        """
+        return save(report_data(self), path)
 
     def __str__(self) -> str:
         return format_explanation(self)
