@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import fx
 
@@ -46,6 +46,8 @@ class Observer:
     compilation's own: it is read, and not changed."""
 
     __slots__ = ()
+    looks: ClassVar[bool] = True
+    """Whether it wants to be told what `compiled` tells, which takes a while to find out."""
 
     def captured(self, fn: Callable[..., Any], region: Region) -> None:
         """A call of `fn` became a region."""
@@ -78,12 +80,25 @@ class Observer:
     def built(self, inside: Inside) -> None:
         """What the native backend made of its part."""
 
+    def planned(self, program: Program) -> None:
+        """The native backend made a program of its part: of a graph with symbols, the one for their hints."""
+
     def differentiated(self, halves: Split) -> None:
         """The region is trained: its joint graph was divided. Comes after the end, with the call after a backward."""
+
+    def half(self, name: str) -> Observer:
+        """Who is told of the compilation of one half of a trained region, "forward" or "backward"."""
+        del name
+        return NOBODY
 
     def finished(self) -> None:
         """The compilation has come to its end."""
 
 
-NOBODY = Observer()
+class _Nobody(Observer):
+    __slots__ = ()
+    looks = False
+
+
+NOBODY: Observer = _Nobody()
 """For a compilation that nobody looks at."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lampwork.backends.observer import Inside
-from lampwork.compiled.stages import Stages
-from lampwork.inspect.report.graphs import graphs_data, partition_data
+from lampwork.backends.native.print_program import format_program
+from lampwork.compiled.stages import Compilation, Stages
+from lampwork.inspect.report.graphs import graph_data, graphs_data, partition_data
 from lampwork.inspect.report.groups import groups_data
 from lampwork.inspect.report.machine import machine_data
 from lampwork.inspect.report.memory import Steps, constants_data, memory_data
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
-TEXTS = {"program": "program", "bytecode": "bytecode", "definitions": "definitions", "saved": "saved"}
-"""Key of a region -> the stage whose text it refers to."""
+TEXTS = ("bytecode", "definitions", "saved")
+"""Stages whose texts a region refers to."""
 
 
 def report_data(explanation: Explanation) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def region_data(region: RegionReport, tables: Tables) -> dict[str, Any]:
             tables.refer(file, int(line))
     return {
         "name": region.name,
-        "kind": "training" if stages.trained else "inference",
+        "kind": "training" if stages.halves else "inference",
         "hits": region.hits,
         "seconds": dict(region.seconds),
         "counts": dict(region.counts),
-        "flame": flame(region.seconds, stages.records),
+        "flame": flame(region.seconds, () if stages.compilation is None else stages.compilation.records),
         "lines": dict(region.lines),
         "guards": [
             {
@@ -90,33 +90,49 @@ def region_data(region: RegionReport, tables: Tables) -> dict[str, Any]:
             for guard in region.guards
         ],
         "symbols": list(region.symbols),
-        "graphs": graphs_data(stages, tables),
-        "partition": partition_data(stages.parts),
-        **{key: tables.text(stages.text(stage)) for key, stage in TEXTS.items() if stage in stages},
-        **_inside(stages, tables),
+        **{stage: tables.text(stages.text(stage)) for stage in TEXTS if stage in stages},
+        **_compilations(stages, tables),
     }
 
 
-def _inside(stages: Stages, tables: Tables) -> dict[str, Any]:
-    inside = stages.inside
+def _compilations(stages: Stages, tables: Tables) -> dict[str, Any]:
+    """What became of the graph of a region; where it was trained, of its forward, and beside it of its backward."""
+    if stages.compilation is None and not stages.halves:
+        return (
+            {}
+            if stages.aten is None
+            else {"graphs": {"recorded": graph_data(stages.aten, tables), "steps": []}}
+        )
+    forwards, backwards = stages.halves.get("forward", ()), stages.halves.get("backward", ())
+    # Compiled with the first call, or after the first backward: then calls that need no gradient have their own.
+    main = forwards[-1] if forwards else stages.compilation
+    found: dict[str, Any] = {}
+    if main is not None:
+        found = compilation_data(main, tables, trained=bool(backwards))
+    if backwards and "memory" in found and "saved bytes" in stages.counts:
+        found["memory"]["saved"] = stages.counts["saved bytes"]
+    if backwards:
+        found["backward"] = compilation_data(backwards[0], tables, trained=True)
+    if len(backwards) > 1:
+        found["more_backwards"] = [compilation_data(each, tables, trained=True) for each in backwards[1:]]
+    return found
+
+
+def compilation_data(made: Compilation, tables: Tables, *, trained: bool) -> dict[str, Any]:
+    """What became of one graph: through the passes, and in the native backend, if that took a part of it."""
+    found = {"graphs": graphs_data(made, tables), "partition": partition_data(made.parts)}
+    inside = made.inside
     if inside is None:
-        return {}
-    return inside_data(inside, stages, tables)
-
-
-def inside_data(inside: Inside, stages: Stages, tables: Tables) -> dict[str, Any]:
-    """What the native backend made of the part of a region that it took."""
-    steps = Steps.of(inside, stages.trained)
-    groups = groups_data(inside, steps, stages, tables)
-    memory = memory_data(steps, inside)
-    memory["steps"] = [group["id"] for group in groups]
-    if "saved bytes" in stages.counts and stages.trained:
-        memory["saved"] = stages.counts["saved bytes"]
+        return found
+    steps = Steps.of(inside, trained)
+    groups = groups_data(inside, steps, tables)
     return {
+        **found,
         "groups": groups,
         "fusion": [_decision(each) for each in inside.decisions],
-        "memory": memory,
+        "memory": {**memory_data(steps, inside), "steps": [group["id"] for group in groups]},
         "constants": constants_data(inside),
+        "program": tables.text(format_program(steps.program)),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from lampwork.compiled.stages import Stages
+from lampwork.compiled.stages import Compilation
 from lampwork.errors import Location
 from lampwork.graph.nested import leaves
 from lampwork.graph.printing import format_value, target_name
@@ -26,22 +26,16 @@ LONGEST = 200
 FLAGS = ("constant", "random", "effect", "opaque")
 
 
-def graphs_data(stages: Stages, tables: Tables) -> dict[str, Any]:
+def graphs_data(made: Compilation, tables: Tables) -> dict[str, Any]:
     """The graph that the passes were given, what each of them did, and the order of the nodes in the end."""
-    final, passed = stages.optimized_graph, stages.passed
-    if final is None or passed is None:
-        # No passes ran: the region is foreseen to be trained, and was not.
-        recorded = {} if stages.aten is None else {"recorded": graph_data(stages.aten, tables)}
-        return {**recorded, "steps": []}
-    graph = passed.graph()
-    made = replay(graph, final, stages.records, passed.context())
-    if made is None:
+    found = replay(made.given(), made.graph, made.records, made.context())
+    if found is None:
         return {
-            "recorded": graph_data(passed.graph(), tables),
-            "steps": [_counted(each) for each in stages.records],
-            "optimized": graph_data(final, tables),
+            "recorded": graph_data(made.given(), tables),
+            "steps": [_counted(each) for each in made.records],
+            "optimized": graph_data(made.graph, tables),
         }
-    return _replayed(made, final, stages.records, tables)
+    return _replayed(found, made.graph, made.records, tables)
 
 
 def graph_data(graph: fx.Graph, tables: Tables) -> dict[str, Any]:

@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from lampwork.backends.observer import Inside
-from lampwork.compiled.stages import Stages
 from lampwork.inspect.report.memory import Steps
 from lampwork.inspect.report.tables import Tables
-from lampwork.runtime.program import CallAten, CallKernel
+from lampwork.runtime.program import CallKernel
 
 
-def groups_data(inside: Inside, steps: Steps, stages: Stages, tables: Tables) -> list[dict[str, Any]]:
+def groups_data(inside: Inside, steps: Steps, tables: Tables) -> list[dict[str, Any]]:
     """One group for each step, in order."""
     codes = _Codes(inside, tables)
+    facts = inside.program.steps()
     found: list[dict[str, Any]] = []
     for number, call in enumerate(steps.calls):
-        data: dict[str, Any] = {"id": f"k{number}", "step": number, "name": call.name, "kind": _kind(call)}
+        data: dict[str, Any] = {"id": f"k{number}", "step": number, "name": call.name}
+        if facts:
+            fact = facts[number]
+            data |= {"kind": fact.kind, "nodes": list(fact.nodes)}
+            data |= {"reads": fact.bytes_read, "writes": fact.bytes_written}
+            # 0 is also what an operator counts whose arithmetic is not known.
+            data |= {"flops": fact.flops} if fact.flops or fact.kind != "aten" else {}
+            data |= {"dtype": fact.dtype} if fact.dtype else {}
         if isinstance(call, CallKernel):
             data["texts"] = codes.of(call)
         found.append(data)
     return found
-
-
-def _kind(call: CallKernel | CallAten) -> str:
-    if isinstance(call, CallAten):
-        return "aten"
-    first = call.name.split(" ", 1)[0]
-    return first if first in ("gemm", "conv", "attention") else "kernel"
 
 
 class _Codes:

@@ -8,7 +8,7 @@ from typing import Any
 from lampwork.backends.native.heap_values import in_heap
 from lampwork.backends.observer import Inside
 from lampwork.records import record
-from lampwork.runtime.program import CallAten, CallKernel, Instruction, Program, used_by
+from lampwork.runtime.program import CallAten, CallKernel, Program, used_by
 
 WHEN = "before the first call, and again after one of these was written to"
 
@@ -24,12 +24,8 @@ class Steps:
     @staticmethod
     def of(inside: Inside, trained: bool) -> Steps:
         program = in_heap(inside.program) if trained else inside.program
-        return Steps(program, tuple(each for each in program.instructions if works(each)))
-
-
-def works(instruction: Instruction) -> bool:
-    """Whether it is a call, and not about memory alone."""
-    return isinstance(instruction, CallKernel | CallAten)
+        calls = (each for each in program.instructions if isinstance(each, CallKernel | CallAten))
+        return Steps(program, tuple(calls))
 
 
 def memory_data(steps: Steps, inside: Inside) -> dict[str, Any]:
