@@ -6,14 +6,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from lampwork import pristine
 from lampwork.codegen.llvm.isa.x86 import host_isa
 
 
 def machine_data() -> dict[str, Any]:
     """The processor, the widest instruction set that code is made for, and how many threads torch uses."""
-    return {"cpu": _processor(), "isa": host_isa("").name, "threads": torch.get_num_threads()}
+    return {"cpu": _processor(), "isa": host_isa("").name, "threads": pristine.get_num_threads()}
 
 
 def _processor() -> str:
