@@ -89,7 +89,7 @@ def _report(entry: Entry) -> RegionReport:
     region = entry.region
     guards = [
         *(_guard(guard) for guard in region.guards),
-        *(GuardLine(str(condition), condition.line) for condition in region.conditions),
+        *(GuardLine(str(condition), _line_text(condition.line)) for condition in region.conditions),
         *(_guard(guard, slow=True) for guard in region.slow_guards),
     ]
     return RegionReport(
@@ -107,7 +107,11 @@ def _report(entry: Entry) -> RegionReport:
 
 
 def _guard(guard: Guard, *, slow: bool = False) -> GuardLine:
-    return GuardLine(format_condition(guard), guard.line, slow)
+    return GuardLine(format_condition(guard), _line_text(guard.line), slow)
+
+
+def _line_text(line: Location | None) -> str:
+    return "" if line is None else line.line_text
 
 
 def _ranges(locations: Iterable[Location]) -> dict[str, str]:

@@ -18,8 +18,8 @@ from lampwork.records import record
 
 @record
 class GuardLine:
-    """`condition`: the guard as a Python expression. `line`: the user's "file:line" that needs it. `slow`: whether it
-    is checked only after a dict on the way to its value has changed."""
+    """`condition`: the guard as a Python expression. `line`: the user's "file:line" that needs it, with the
+    module. `slow`: whether it is checked only after a dict on the way to its value has changed."""
 
     condition: str
     line: str
