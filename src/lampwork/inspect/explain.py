@@ -61,16 +61,18 @@ def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
     return Explainer(make_function(original_of(fn), check_keywords(**keywords), quiet=True))
 
 
-def explanation_of(function: Function) -> Explanation:
-    """The explanation of a function in its current state, with its resume functions and callees."""
-    functions = list(function.tree())
+def explanation_of(*roots: Function, name: str = "") -> Explanation:
+    """The explanation of functions in their current state, with their resume functions and callees. `name`: of all of
+    them; that of the first if it is left out."""
+    functions = list({id(each): each for root in roots for each in root.tree()}.values())
     regions: dict[int, Entry] = {}
-    for entry in (*function.entries, *(e for other in functions for e in other.entries)):
+    for entry in (entry for each in functions for entry in each.entries):
         for part in entry.regions:
             regions.setdefault(id(part), part)
     places = {number: place for place, number in enumerate(regions)}
+    options = [asdict(root.config) for root in roots]
     return Explanation(
-        function.name,
+        name or roots[0].name,
         tuple(_report(entry) for entry in regions.values()),
         tuple(dict.fromkeys(record for entry in regions.values() for record in entry.breaks)),
         tuple(record for each in functions for record in each.refusals),
@@ -81,7 +83,7 @@ def explanation_of(function: Function) -> Explanation:
             )
             for each in functions
         ),
-        asdict(function.config),
+        {key: value for key, value in (options or [{}])[0].items() if all(o[key] == value for o in options)},
     )
 
 

@@ -71,7 +71,7 @@ class Explanation:
 
     `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
     callee ends the regions of all its callers, but is listed once. A refusal is a function that runs eager as a whole.
-    `options`: those that the functions were compiled with.
+    `options`: those that all the functions were compiled with.
     """
 
     name: str
@@ -146,17 +146,7 @@ def _region_dict(region: RegionReport) -> dict[str, Any]:
 
 def format_explanation(explanation: Explanation) -> str:
     """The report: a summary, each region, then refusals and recompilations with their fixes."""
-    lines = [
-        f"{explanation.name}: "
-        + ", ".join(
-            [
-                _count(len(explanation.regions), "region"),
-                _count(len(explanation.breaks), "graph break"),
-                _count(len(explanation.refusals), "refusal"),
-                _count(len(explanation.recompiles), "recompilation"),
-            ]
-        )
-    ]
+    lines = [format_counts(explanation)]
     for region in explanation.regions:
         lines += ["", *_format_region(region)]
     for title, records in (
@@ -166,6 +156,17 @@ def format_explanation(explanation: Explanation) -> str:
         if records:
             lines += ["", f"{title}:", *(_indented(str(record)) for record in records)]
     return "\n".join(lines)
+
+
+def format_counts(explanation: Explanation) -> str:
+    """How many regions, graph breaks, refusals and recompilations there are, in a line."""
+    counts = (
+        _count(len(explanation.regions), "region"),
+        _count(len(explanation.breaks), "graph break"),
+        _count(len(explanation.refusals), "refusal"),
+        _count(len(explanation.recompiles), "recompilation"),
+    )
+    return f"{explanation.name}: {', '.join(counts)}"
 
 
 def _format_region(region: RegionReport) -> list[str]:

@@ -11,6 +11,7 @@ from torch import fx
 from lampwork.compiled.stages import Compilation
 from lampwork.errors import Location
 from lampwork.graph.nested import leaves
+from lampwork.graph.origin import Origin
 from lampwork.graph.printing import format_value, target_name
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt
@@ -114,6 +115,10 @@ def node_data(seen: Seen, tables: Tables) -> dict[str, Any]:
     if location is not None:
         data |= {"file": location.file, "line": location.line}
         tables.refer(location.file, location.line)
+    origin: Origin | None = meta.get("origin")
+    if origin is not None:
+        data |= {"module": origin.module, "stack": tables.stack(origin.stack)}
+        data |= {"type": origin.module_type} if origin.module_type else {}
     return data
 
 
