@@ -6,11 +6,19 @@ import argparse
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from lampwork.compiled.function import Function
+from lampwork.compiled.live_functions import kept
 from lampwork.errors import BisectError, LampworkError
 from lampwork.inspect.bisect import bisect, check_script
+from lampwork.inspect.explain import explanation_of
+from lampwork.inspect.explanation import format_counts
 from lampwork.inspect.rewrites import rewrites
+from lampwork.inspect.scripts import run_script
+
+REPORT = "report.html"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +52,19 @@ def parser() -> argparse.ArgumentParser:
     listed.add_argument("script", nargs="?", help="a Python file to run first")
     listed.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     listed.set_defaults(run=_rewrites)
+
+    explained = commands.add_parser(
+        "explain",
+        help="write a report of all that a script compiles",
+        description="Run a script, then write what became of every function that it compiled to one HTML file, also if "
+        "the script raises. The exit status is the script's.",
+    )
+    explained.add_argument(
+        "-o", "--output", metavar="FILE", default=REPORT, help=f"the report (default: {REPORT})"
+    )
+    explained.add_argument("script", help="a Python file")
+    explained.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    explained.set_defaults(run=_explain)
     return top
 
 
@@ -73,6 +94,22 @@ def _rewrites(given: argparse.Namespace) -> int:
     table = table.never_fired if given.never_fired else table
     print(table.to_json() if given.json else table)
     return 0
+
+
+def _explain(given: argparse.Namespace) -> int:
+    check_script(given.script)
+    output = Path(given.output).absolute()  # the script may go elsewhere
+    with kept() as made:
+        status = run_script(given.script, given.arguments)
+    functions = [each for each in made if isinstance(each, Function) and each.root]
+    found = explanation_of(*functions, name=Path(given.script).name)
+    try:
+        found.save(output)
+    except LampworkError as error:
+        print(error, file=sys.stderr)
+        return status or 1
+    print(f"{format_counts(found)}\nreport: {output}", file=sys.stderr)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

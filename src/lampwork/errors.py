@@ -7,15 +7,28 @@ from lampwork.records import record
 
 @record
 class Location:
-    """A line of the user's program."""
+    """A line of the user's program.
+
+    `module`: the module whose `forward` ran there, as people read it: `encoder.layer.3 (Linear)`; "" where that is what
+    was compiled, or there is none.
+    """
 
     file: str
     line: int
     function: str = ""
+    module: str = ""
+
+    @property
+    def line_text(self) -> str:
+        """Without the function, as guards show it."""
+        where = f"{self.file}:{self.line}"
+        return f"{where}, {self.module}" if self.module else where
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
-        return f"{where} in {self.function}" if self.function else where
+        if self.function:
+            where += f" in {self.function}"
+        return f"{where}, {self.module}" if self.module else where
 
 
 def text_of(error: BaseException) -> str:
@@ -155,6 +168,12 @@ class BisectError(LampworkError):
     run."""
 
     code = "LW330"
+
+
+class ReportError(LampworkError):
+    """A report could not be written, or its page is not installed."""
+
+    code = "LW340"
 
 
 class BackendError(LampworkError):

@@ -38,6 +38,7 @@ from lampwork.capture.semantics.attributes import load_attr
 from lampwork.capture.semantics.symbolic import NumbersNeeded
 from lampwork.capture.state.births import Births
 from lampwork.capture.state.effort import Conditional
+from lampwork.capture.state.module_names import ModuleRoots, module_behind
 from lampwork.capture.state.unseen import BreaksAtUnseenCode
 from lampwork.capture.state.warned import breaks_at_warnings
 from lampwork.errors import CaptureError
@@ -70,6 +71,8 @@ def capture(
         FrameRefused: the function cannot be captured at all, or breaks where its frame cannot be rebuilt.
     """
     options = options or CaptureOptions()
+    if options.roots is None:
+        options = replace(options, roots=ModuleRoots(fn))
     start = time.perf_counter()
     stop_at: int | None = None
     stop: Break | None = None
@@ -263,9 +266,12 @@ def _root_frame(
     values: list[Any] = [Lazy(value, Arg(i), f"args[{i}]") for i, value in enumerate(args)]
     if isinstance(fn, Resume):
         interp.resumed, interp.resume_cache = None if fn.starts else fn, fn.resume_cache
-        return fn.frame(interp, values)
+        interp.whereabouts.within = fn.within
+        return _started(interp, fn.frame(interp, values))
     named: dict[str, Any] = {name: Lazy(value, Kwarg(name), name) for name, value in kwargs.items()}
     target: Any = fn
+    if (module := module_behind(fn)) is not None:
+        interp.whereabouts.enter(module)
     while True:
         if isinstance(target, (types.FunctionType, torch.nn.Module)) and is_disabled(target):
             raise FrameRefused("LW113", described_mark(target))
@@ -305,6 +311,14 @@ def _root_frame(
         raise ProgramRaised(error) from error
     if frame.decoded.is_generator:
         raise FrameRefused("LW133", target.__qualname__)
+    return _started(interp, frame)
+
+
+def _started(interp: Interpreter, frame: Frame) -> Frame:
+    """The root frame, whose names for the arguments those are by which modules among them are known."""
+    interp.whereabouts.arguments = {
+        value.source_name: name for name, value in frame.locals.items() if type(value) is Lazy
+    }
     return frame
 
 

@@ -12,6 +12,7 @@ from lampwork.capture.model.errors import Break, FrameRefused, forget_frames, is
 from lampwork.capture.model.frame import Frame, Handler, bind_arguments, decode
 from lampwork.capture.model.region import CellContents, Known
 from lampwork.capture.model.values import CONSTANTS, LASTI, Appended, Generator, ResumeCache, Signal, StandIn
+from lampwork.capture.model.within import OUTSIDE, Within
 from lampwork.capture.semantics import attributes
 from lampwork.capture.semantics.symbolic import NumbersNeeded, is_refusal
 from lampwork.capture.state.births import Births
@@ -21,7 +22,9 @@ from lampwork.capture.state.effects import Effects
 from lampwork.capture.state.effort import CALL, Effort
 from lampwork.capture.state.environment import Environment
 from lampwork.capture.state.guards import GuardBuilder
+from lampwork.capture.state.module_names import ModuleRoots
 from lampwork.capture.state.warned import heard
+from lampwork.capture.state.whereabouts import Whereabouts
 from lampwork.errors import CaptureError, DataDependentError, Location, UnsupportedOpError
 from lampwork.frames import has_stack
 from lampwork.graph.record import Recorder
@@ -36,15 +39,16 @@ _MISSING = object()
 class CaptureOptions:
     """What capture takes from its caller.
 
-    `compile_function` gives the compiled version of a Python function or module that a graph break calls (None: it is
-    called as it is); `compile_resume` that of a resume function. `stand_in` gives what is called in place of a function
-    of torch, if there is something. `dynamic` says which sizes and ints are left open
-    (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
+    `compile_function` gives the compiled version of a Python function or module that a graph break calls in the
+    `forward` of a module (None: it is called as it is); `compile_resume` that of a resume function. `stand_in` gives
+    what is called in place of a function of torch, if there is something. `dynamic` says which sizes and ints are left
+    open (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
     `resume.drive`). `trains_dtensors`: calls on DTensors that require grad are captured. `draws_on_cards`: what CUDA
-    devices draw is recorded as arithmetic, for a backend that computes it where it is read.
+    devices draw is recorded as arithmetic, for a backend that computes it where it is read. `roots`: where the paths of
+    modules begin (None: in what is captured). `within`: the module whose `forward` calls what is captured.
     """
 
-    compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    compile_function: Callable[[Callable[..., Any], Within], Callable[..., Any]] | None = None
     compile_resume: Callable[[Resume], Callable[..., Any]] | None = None
     dynamic: Dynamic | None = None
     resume_cache: ResumeCache = field(default_factory=ResumeCache)
@@ -52,6 +56,8 @@ class CaptureOptions:
     stand_in: StandIn | None = None
     trains_dtensors: bool = True
     draws_on_cards: bool = False
+    roots: ModuleRoots | None = None
+    within: Within = OUTSIDE
 
 
 class Interpreter:
@@ -79,10 +85,13 @@ class Interpreter:
         self.stop_at = stop_at
         self.frames: list[Frame] = []
         self.guards = GuardBuilder(self._line)
-        recorder.scope.where = self._line
         self.environment = Environment(
             recorder, self.guards, births, options.dynamic, options.trains_dtensors
         )
+        self.whereabouts = Whereabouts(self.frames, self.environment, options.roots or ModuleRoots())
+        self.whereabouts.within = options.within
+        recorder.scope.where = self._line
+        recorder.where = self.whereabouts.place
         self.effects = Effects(self.environment)
         self.effort = Effort()
         self.contexts = Contexts()
@@ -119,6 +128,7 @@ class Interpreter:
         if not has_stack():
             raise FrameRefused("LW124", frame.function.__qualname__, self.user_location())
         self.frames.append(frame)
+        frame.called()
         steps, warned = frame.decoded.steps, self.heard
         try:
             self.effort.spend(self, CALL)
@@ -402,11 +412,12 @@ class Interpreter:
     # --- where we are ---------------------------------------------------------------------------------------------
 
     def user_location(self) -> Location:
-        """The line of the innermost interpreted frame."""
-        return self.frames[-1].location if self.frames else Location("<unknown>", 0)
+        """The user's line that is at work."""
+        return self.whereabouts.location()
 
-    def _line(self) -> str:
-        return self.frames[-1].line if self.frames else ""
+    def _line(self) -> Location | None:
+        """The user's line that needs a guard, if one does."""
+        return self.whereabouts.location() if self.frames else None
 
     def handled(self) -> BaseException | None:
         """The exception that a bare `raise` would raise again."""

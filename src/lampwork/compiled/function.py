@@ -24,8 +24,10 @@ from lampwork.capture.model.errors import forget_frames
 from lampwork.capture.model.printing import format_failure
 from lampwork.capture.model.region import Arg, Recipe, Record, Region, Step
 from lampwork.capture.model.values import StandIn
+from lampwork.capture.model.within import OUTSIDE, Within
 from lampwork.capture.state.contexts import beyond_function_modes, surroundings
 from lampwork.capture.state.dynamic import Dynamic
+from lampwork.capture.state.module_names import ModuleRoots
 from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entry
 from lampwork.compiled.islands import check_islands
@@ -143,6 +145,8 @@ class Function:
         stand_in: StandIn | None = None,
         draws_on_cards: bool = False,
         names: set[str] | None = None,
+        roots: ModuleRoots | None = None,
+        within: Within = OUTSIDE,
     ) -> Function:
         function = Function(
             fn, config, build, fullgraph, root, quiet, _names=set() if names is None else names
@@ -157,6 +161,8 @@ class Function:
             drive=drive,
             stand_in=stand_in,
             draws_on_cards=draws_on_cards,
+            roots=ModuleRoots(fn) if roots is None else roots,
+            within=within,
         )
         watch(function)
         function.follow()
@@ -494,9 +500,11 @@ class Function:
                 yield function
                 work.extend(reversed(list(function.children.values())))
 
-    def child(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def child(self, fn: Callable[..., Any], within: Within = OUTSIDE) -> Callable[..., Any]:
         """A compiled version of a resume function, or of a callee that could not be inlined. One per function
-        in the whole family: in a loop that breaks, or a function that calls itself, all come to the same."""
+        in the whole family: in a loop that breaks, or a function that calls itself, all come to the same.
+
+        `within`: the module whose `forward` calls it first."""
         key = id(fn)
         found = self.family.get(key)
         if found is None:
@@ -512,6 +520,8 @@ class Function:
                 stand_in=self._options.stand_in,
                 draws_on_cards=self._options.draws_on_cards,
                 names=self._names,
+                roots=self._options.roots,
+                within=within,
             )
             made.family = self.family
             found = self.family.setdefault(key, made)  # holds `fn`, so its id stays taken
@@ -521,9 +531,10 @@ class Function:
     def _record_of(self, error: Exception) -> Record:
         file, line = target_of(self.fn).place
         if isinstance(error, LampworkError):
+            module = ""
             if error.location is not None:
-                file, line = error.location.file, error.location.line
-            return Record(error.code, error.cause, error.fix, file, line, self.name)
+                file, line, module = error.location.file, error.location.line, error.location.module
+            return Record(error.code, error.cause, error.fix, file, line, self.name, module)
         return Record(
             "LW500",
             f"the compiler failed: {text_of(error)}",
@@ -559,14 +570,14 @@ class Function:
         """The error of a call that would compile where a stance forbids it."""
         record = self._miss(args, kwargs)
         if record is None:
-            file, line = target_of(self.fn).place
+            location = Location(*target_of(self.fn).place, self.name)
             cause = "it has no compiled version yet"
         else:
-            file, line, cause = record.file, record.line, record.cause
+            location, cause = record.location, record.cause
         return RecompileError(
             f"{self.name} would be compiled for this call, which the stance fail_on_recompile forbids: {cause}",
             fix="call it like this once before the stance is set, or set the stance eager_on_recompile",
-            location=Location(file, line, self.name),
+            location=location,
         )
 
 
@@ -607,8 +618,7 @@ def _numbered(name: str, number: int) -> str:
 
 def _break_error(record: Record) -> GraphBreakError:
     """What `fullgraph` raises for a graph break or a refusal."""
-    location = Location(record.file, record.line, record.function)
-    return GraphBreakError(record.cause, fix=record.fix, location=location, code=record.code)
+    return GraphBreakError(record.cause, fix=record.fix, location=record.location, code=record.code)
 
 
 def _calling(native: Callable[..., Any]) -> Callable[..., Any]:

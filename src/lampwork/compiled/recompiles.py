@@ -41,6 +41,7 @@ from lampwork.capture.model.region import (
     TensorGuard,
 )
 from lampwork.compiled.callables import target_of
+from lampwork.errors import Location
 from lampwork.graph.symbols import Condition
 from lampwork.records import record
 from lampwork.runtime import Entry
@@ -146,12 +147,12 @@ class Call:
 @record
 class Difference:
     """How a call differs from a version. `source`: the value that differs; `detail`: both values; `line`: the user's
-    "file:line"; `dims`: the dimensions that differ, if the value is a tensor whose sizes differ."""
+    line that needs it; `dims`: the dimensions that differ, if the value is a tensor whose sizes differ."""
 
     code: str
     source: str
     detail: str
-    line: str = ""
+    line: Location | None = None
     dims: tuple[int, ...] = ()
 
 
@@ -184,15 +185,16 @@ def _described_miss(
         return None
     version, reason = min(found, key=lambda pair: (_distance(*pair, call), -pair[0].number))
     difference = _difference(version, reason, call)
-    file, line = _place(difference.line) or target.place
+    line = difference.line or Location(*target.place)
     code = RECOMPILES[difference.code]
     return Record(
         code.code,
         code.cause.format(source=difference.source, detail=difference.detail),
         code.fix.format(source=difference.source, dims=_dims_text(difference.dims)),
-        file,
-        line,
+        line.file,
+        line.line,
         name,
+        line.module,
     )
 
 
@@ -204,9 +206,9 @@ def contradicted_marks(fn: Callable[..., Any], name: str, region: Region) -> lis
     for symbol in region.symbols:
         fixed = [c for c in region.conditions if c.op == "==" and set(c.index.symbols()) == {symbol.name}]
         if symbol.marked and fixed:
-            file, line = _place(fixed[0].line) or target.place
+            line = fixed[0].line or Location(*target.place)
             cause = code.cause.format(source=format_symbol(symbol, target.parameters), detail=str(fixed[0]))
-            records.append(Record(code.code, cause, code.fix, file, line, name))
+            records.append(Record(code.code, cause, code.fix, line.file, line.line, name, line.module))
     return records
 
 
@@ -434,9 +436,3 @@ def _short(value: Any) -> str:
     else:
         text = getattr(value, "__qualname__", None) or f"an object of {type(value).__qualname__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _place(line: str) -> tuple[str, int] | None:
-    """ "file:line" as both; None for "" ."""
-    file, colon, number = line.rpartition(":")
-    return (file, int(number)) if colon and number.isdigit() else None

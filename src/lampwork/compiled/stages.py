@@ -7,12 +7,12 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, fx, nn
 
 from lampwork import config, logs
-from lampwork.backends.observer import Observer
+from lampwork.backends.observer import Inside, Observer
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
 from lampwork.differentiation.peak import estimated_peak
@@ -21,7 +21,9 @@ from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph, to_python
 from lampwork.partitioning import Part, format_partition
-from lampwork.plugins.context import BackendPasses
+from lampwork.plugins.context import BackendPasses, PassContext
+from lampwork.runtime.program import Program
+from lampwork.runtime.steps import StepFacts
 from lampwork.standard import functools
 from lampwork.transforms.pipeline import PassRecord, format_records
 
@@ -55,6 +57,9 @@ class Stages(Observer):
 
     `graph` is the recorded ATen graph; `run` executes it eagerly on the graph's inputs and bound tensors, in that
     order; `python` is its source as runnable Python.
+
+    `compilation`: what became of the graph, None if it was not compiled; `halves`: the same of the forward and the
+    backward of a training step. `trained`: whether `compilation` is of the forward of one.
     """
 
     name: str = ""
@@ -63,6 +68,14 @@ class Stages(Observer):
     counts: dict[str, int] = field(default_factory=dict[str, int])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
+    compilation: Compilation | None = None
+    halves: dict[str, list[Compilation]] = field(default_factory=dict[str, "list[Compilation]"])
+    trained: bool = False
+    _halved: tuple[fx.Graph, fx.Graph] | None = None
+    programs: dict[str, list[Program]] = field(default_factory=dict[str, list[Program]])
+    """What the native backend made: under "" of the graph, under "forward" and "backward" of its halves in training."""
+    graphs: dict[str, fx.Graph] = field(default_factory=dict[str, fx.Graph])
+    """The graphs after all passes that these compute."""
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
     # --- observing ----------------------------------------------------------------------------------------------------
@@ -77,16 +90,28 @@ class Stages(Observer):
         self._keep("graph", "graph", lambda: format_graph(graph))
         self.counts["ATen nodes"] = _calls(graph)
 
+    def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
+        given = self.aten
+        if self._halved is not None and self._halved[0] is graph:
+            self.trained, given = True, self._halved[1]
+        if given is not None:
+            self.compilation = Compilation(given, _results(graph), context, graph)
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         self.backend_passes = backend_passes
+        if self.compilation is not None:
+            self.compilation.records = tuple(records)
+        self.graphs[""] = graph
         self.makers["passes"] = lambda: format_records(records)
         self._keep("optimized", "graph", lambda: format_graph(graph))
         self.counts["after passes"] = _calls(graph)
         self.seconds["passes"] = sum(record.seconds for record in records)
 
     def partitioned(self, parts: Sequence[Part]) -> None:
+        if self.compilation is not None:
+            self.compilation.parts = tuple(parts)
         self._keep("partition", "partition", lambda: format_partition(parts))
 
     def compiled(
@@ -103,8 +128,20 @@ class Stages(Observer):
         self.counts.update(counts)
         self.seconds.update(seconds)
 
+    def built(self, inside: Inside) -> None:
+        if self.compilation is not None:
+            self.compilation.inside = inside
+
+    def planned(self, program: Program) -> None:
+        self.programs.setdefault("", []).append(program)
+
+    def half(self, name: str) -> Observer:
+        return _Half(name, self)
+
     def differentiated(self, halves: Split) -> None:
+        self.halves.clear()  # those of the sizes before
         forward = copy_graph(halves.forward)  # passes work in place
+        self._halved = halves.forward, forward
         backwards = [copy_graph(backward.graph) for backward in halves.backwards.values()]
         self._keep("saved", "graph", lambda: format_saved(halves))
         self._keep("forward", "graph", lambda: format_graph(forward))
@@ -164,6 +201,19 @@ class Stages(Observer):
         """Execute the recorded ATen graph eagerly."""
         return run_graph(self._graph(), tensors)
 
+    def steps(self, half: str = "") -> tuple[StepFacts, ...]:
+        """What each kernel and ATen call of the version computes and moves: names of nodes of the stage "optimized",
+        bytes, floating point operations. Of sizes that are open, for those of the first call.
+
+        half: "forward" or "backward" of a region that is trained. `index` counts within each of `programs[half]`.
+
+        Raises:
+            KeyError: there is no such half.
+        """
+        if half not in self.programs and half:
+            raise KeyError(f"no half {half!r}; there are {', '.join(map(repr, self.programs)) or 'none'}")
+        return tuple(step for program in self.programs.get(half, ()) for step in program.steps())
+
     def summary(self) -> str:
         """A summary of a few lines: what the graph was compiled to, and the seconds that each step took."""
         counts = ", ".join(f"{value} {name}" for name, value in self.counts.items())
@@ -179,6 +229,75 @@ class Stages(Observer):
         parts = [f"{self.name}: stages {', '.join(self)}"]
         parts += [f"\n==== {stage} ====\n{self.text(stage)}" for stage in self]
         return "\n".join(parts)
+
+
+@dataclass(slots=True)
+class Compilation:
+    """What became of one graph.
+
+    Attributes:
+        recorded: the graph, as it was before the passes.
+        results: the names of what it returned to them: what differentiating needs is appended.
+        context: makes the context that they run in.
+        graph: the graph after the passes.
+        records: what each pass did.
+        parts: who takes what of it.
+        inside: what the native backend made of its part.
+    """
+
+    recorded: fx.Graph
+    results: tuple[str, ...]
+    context: Callable[[], PassContext]
+    graph: fx.Graph
+    records: Sequence[PassRecord] = ()
+    parts: Sequence[Part] = ()
+    inside: Inside | None = None
+
+    def given(self) -> fx.Graph:
+        """A copy of the graph that the passes were given."""
+        copy = copy_graph(self.recorded)
+        nodes = {node.name: node for node in copy.nodes}
+        output = next(iter(reversed(copy.nodes)))
+        output.args = (tuple(nodes[name] for name in self.results),)
+        return copy
+
+
+def _results(graph: fx.Graph) -> tuple[str, ...]:
+    output: Any = next(iter(reversed(graph.nodes)))
+    return tuple(node.name for node in output.args[0])
+
+
+@dataclass(slots=True)
+class _Half(Observer):
+    """Keeps what becomes of half a training step."""
+
+    looks: ClassVar[bool] = False
+    name: str
+    stages: Stages
+    made: Compilation | None = None
+
+    def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
+        # Saved tensors were laid out since the halves were made.
+        self.made = Compilation(copy_graph(graph), _results(graph), context, graph)
+        self.stages.halves.setdefault(self.name, []).append(self.made)
+
+    def transformed(
+        self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
+    ) -> None:
+        self.stages.graphs[self.name] = graph
+        if self.made is not None:
+            self.made.records = tuple(records)
+
+    def partitioned(self, parts: Sequence[Part]) -> None:
+        if self.made is not None:
+            self.made.parts = tuple(parts)
+
+    def built(self, inside: Inside) -> None:
+        if self.made is not None:
+            self.made.inside = inside
+
+    def planned(self, program: Program) -> None:
+        self.stages.programs.setdefault(self.name, []).append(program)
 
 
 def _calls(graph: fx.Graph) -> int:

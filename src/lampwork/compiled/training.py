@@ -68,11 +68,11 @@ def trainer(
                 observer.differentiated(halves)
                 exposed = _exposed(halves, rerun, returned)
                 # Who was there before the forward was compiled looks at that of the trained region.
-                seen = observer if foreseen else NOBODY
+                seen = observer if foreseen else observer.half("forward")
                 finish, given = _forward(halves, region, shared, function, backends, seen)
                 lay_out_saved(halves, pass_context(function.config, backends).infer)
                 backwards = {
-                    number: _backward(backward, asked[number], function, backends)
+                    number: _backward(backward, asked[number], function, backends, observer)
                     for number, backward in halves.backwards.items()
                 }
                 program = finish()
@@ -118,11 +118,17 @@ def open_trainer(
                 observer.differentiated(halves.at(scope.hints))
                 exposed = _exposed(halves, rerun, returned)
                 signature, given = _forward_signature(halves, region, shared)
-                forward = _compile_open(halves.forward, signature, function, backends)
+                forward = _compile_open(
+                    halves.forward, signature, function, backends, observer.half("forward")
+                )
                 lay_out_saved(halves, pass_context(function.config, backends).infer)
                 backwards = {
                     number: _compile_open(
-                        backward.graph, Signature(backward.inputs, (), ()), function, backends
+                        backward.graph,
+                        Signature(backward.inputs, (), ()),
+                        function,
+                        backends,
+                        observer.half("backward"),
                     )
                     for number, backward in halves.backwards.items()
                 }
@@ -251,9 +257,10 @@ def _forward_signature(
 
 
 def _backward(
-    backward: Backward, asked: Asked, function: Function, backends: Sequence[Backend]
+    backward: Backward, asked: Asked, function: Function, backends: Sequence[Backend], observer: Observer
 ) -> CompiledBackward:
-    finish = _start(backward.graph, Signature(backward.inputs, (), ()), function, backends)
+    signature = Signature(backward.inputs, (), ())
+    finish = _start(backward.graph, signature, function, backends, observer.half("backward"))
 
     def make() -> Run | None:
         try:
@@ -283,14 +290,18 @@ def _start(
 
 
 def _compile_open(
-    graph: fx.Graph, signature: Signature, function: Function, backends: Sequence[Backend]
+    graph: fx.Graph,
+    signature: Signature,
+    function: Function,
+    backends: Sequence[Backend],
+    observer: Observer,
 ) -> ForNumbers:
     """
     Raises:
         UnsupportedOpError: no backend leaves all sizes of the graph open.
     """
-    parts = transform(graph, function, backends, NOBODY)
-    compiled = compile_open(parts, cast(Any, signature), NOBODY)
+    parts = transform(graph, function, backends, observer)
+    compiled = compile_open(parts, cast(Any, signature), observer)
     if compiled is None:
         raise UnsupportedOpError("a half of a training step is not compiled for all sizes at once")
     return compiled

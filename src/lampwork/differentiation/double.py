@@ -30,8 +30,9 @@ from lampwork.errors import UnsupportedOpError
 from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.islands import as_leaf, has_islands, is_connected
 from lampwork.graph.nested import leaves
-from lampwork.graph.nodes import copy_node
+from lampwork.graph.nodes import add_call, copy_node
 from lampwork.graph.opinfo import op_info
+from lampwork.graph.origin import place_of
 from lampwork.graph.recorded import with_grad, without_grad
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.tracetensor import TraceTensor
@@ -156,6 +157,7 @@ class _Run:
         self, recorder: JointRecorder, graph: fx.Graph, segments: Segments, segment: Segment
     ) -> None:
         self.segment = segment
+        self.recorder = recorder
         self.inputs: dict[Given, TraceTensor] = {}
         self.values: dict[fx.Node, Any] = {}
         ends = [node for node in segment.sources if node.op != "placeholder"]
@@ -179,6 +181,7 @@ class _Run:
                 self.values[node] = self._computed(node)
 
     def _computed(self, node: fx.Node) -> Any:
+        self.recorder.begin(node)
         if node.target is aten.dropout.default:
             value = dropout(*resolve(node.args, self.values))
             if value is not NotImplemented:
@@ -326,6 +329,6 @@ def _apart(graph: fx.Graph, node: fx.Node) -> fx.Node:
     if not node.users and view_base(node) is None:
         return node
     spec: TensorSpec = node.meta["val"]
-    made = graph.call_function(aten.view.default, (node, list(spec.shape)))
+    made = add_call(graph, aten.view.default, (node, list(spec.shape)), {}, "view", place_of(node))
     made.meta.update(val=spec, whole=True)
     return made

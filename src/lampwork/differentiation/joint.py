@@ -12,6 +12,7 @@ autograd itself runs, on tensors without data: what it would compute is what is 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from lampwork.graph.devices import CPU
 from lampwork.graph.distributed import distributing, release_masks
 from lampwork.graph.interpret import compute_with, resolve
 from lampwork.graph.islands import Island, as_leaf, has_islands
+from lampwork.graph.origin import NOWHERE, Place, place_of
 from lampwork.graph.reach import reached
 from lampwork.graph.record import Recorder, below_views
 from lampwork.graph.shapes_common import strides_in_order
@@ -176,14 +178,23 @@ class Joint:
         return reached((*tangents, *self.started))
 
 
+_next_function: Callable[[], int] = torch.autograd._get_sequence_nr  # pyright: ignore
+"""The number of the function of autograd that this thread makes next."""
+
+
 class JointRecorder(Recorder):
     """Records what comes below autograd, whose nodes are made and run as for real tensors.
 
-    Specs of a joint graph never require grad: its programs run where gradients are off.
+    Specs of a joint graph never require grad: its programs run where gradients are off. An operator of backward comes
+    from where the one does that it differentiates: autograd numbers its functions as they are made.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__()
+        self.where = self._differentiated
+        self._place = NOWHERE
+        self._places: list[Place] = []
+        self._first: list[int] = []  # of each place, the number of the function of autograd that is made next
         if (scope := scope_of(graph)) is not None:
             self.scope = scope
 
@@ -191,6 +202,19 @@ class JointRecorder(Recorder):
         super().__enter__()
         self._grad_outside = False
         return self
+
+    def begin(self, node: fx.Node) -> None:
+        """Say that what is recorded from here on computes this node."""
+        self._place = place_of(node)
+        self._first.append(_next_function())
+        self._places.append(self._place)
+
+    def _differentiated(self) -> Place:
+        function: Any = torch._C._current_autograd_node()
+        if function is None:
+            return self._place
+        number = bisect.bisect_right(self._first, function._sequence_nr())
+        return self._places[number - 1] if number else self._place
 
     def _below(self) -> Sequence[Any]:
         return (below_views(),)
@@ -301,7 +325,7 @@ class _Run:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: JointRecorder,
         graph: fx.Graph,
         segments: Segments,
         inputs: Sequence[TraceTensor],
@@ -330,6 +354,7 @@ class _Run:
                 probe.leaf(node, self.leaves[node])
 
     def _computed(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        self.recorder.begin(node)
         if isinstance(node.target, Island):
             started = len(self.recorder.started)
             return [*node.target.values(resolve(node.args, values)), *arrived(self.recorder, started)]

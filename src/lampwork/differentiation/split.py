@@ -22,7 +22,8 @@ from lampwork.differentiation.postponed import postponed
 from lampwork.differentiation.saving import Saving, saved_dtype
 from lampwork.differentiation.statistics import write_out_log_softmax
 from lampwork.graph.concrete import concrete_graph, spec_at
-from lampwork.graph.nodes import copy_node
+from lampwork.graph.nodes import add_call, copy_node
+from lampwork.graph.origin import place_of
 from lampwork.graph.reach import needed
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.totality import may_raise
@@ -144,15 +145,15 @@ def _as_saved(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     spec: TensorSpec = node.meta["val"]
     if dtype is spec.dtype:
         return node
-    return _call(graph, aten._to_copy.default, (node,), {"dtype": dtype}, replace(spec, dtype=dtype))
+    return _cast(graph, node, replace(spec, dtype=dtype), node)
 
 
-def _call(
-    graph: fx.Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TensorSpec
-) -> fx.Node:
-    node = graph.call_function(op, args, kwargs)
-    node.meta["val"] = spec
-    return node
+def _cast(graph: fx.Graph, node: fx.Node, spec: TensorSpec, like: fx.Node) -> fx.Node:
+    """The node's value as `spec` says; it comes from where `like` does."""
+    kwargs = {"dtype": spec.dtype}
+    made = add_call(graph, aten._to_copy.default, (node,), kwargs, "_to_copy", place_of(like))
+    made.meta["val"] = spec
+    return made
 
 
 def _copy(
@@ -235,9 +236,7 @@ class _Backward:
         made = self._input(node, Given("saved", self.saved[node]), spec)
         numbers: TensorSpec = node.meta["val"]
         if spec.dtype is not numbers.dtype:
-            self.values[node] = _call(
-                self.graph, aten._to_copy.default, (made,), {"dtype": numbers.dtype}, numbers
-            )
+            self.values[node] = _cast(self.graph, made, numbers, node)
 
     def _input(self, node: fx.Node, given: Given, spec: TensorSpec | None = None) -> fx.Node:
         last = next(reversed(self.inputs.values()), None)

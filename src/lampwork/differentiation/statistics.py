@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from lampwork.graph.nodes import add_node
+from lampwork.graph.nodes import add_call
+from lampwork.graph.origin import place_of
 from lampwork.graph.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ def _write_out(graph: fx.Graph, node: fx.Node) -> None:
     row = replace(spec, shape=tuple(shape), strides=contiguous_strides(tuple(shape)))
 
     def call(op: Any, spec: TensorSpec, *args: Any) -> fx.Node:
-        made = add_node(graph, "call_function", op, args, {}, op.overloadpacket.__name__)
+        made = add_call(graph, op, args, {}, op.overloadpacket.__name__, place_of(node))
         made.meta.update(node.meta, val=spec)
         return made
 

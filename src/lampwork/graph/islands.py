@@ -24,7 +24,8 @@ from lampwork import pristine
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.distributed import has_mask, is_dtensor, make_dtensor
 from lampwork.graph.nested import leaves, replaced
-from lampwork.graph.nodes import add_node, copy_node
+from lampwork.graph.nodes import add_call, copy_node
+from lampwork.graph.origin import place_of
 from lampwork.records import record
 
 _HOME = "torch.distributed.tensor"
@@ -152,13 +153,13 @@ def _place(
     if any(by_name[name].meta.get("random") for name in place.inside):
         raise UnsupportedOpError("random numbers are drawn for a DTensor that autograd knows")
     given = tuple(made[by_name[name]] for name in place.inputs)
-    island = add_node(copy, "call_function", place.island, given, {}, "island")
+    island = add_call(copy, place.island, given, {}, "island", place_of(by_name[place.inside[0]]))
     found = [*place.outputs, *((name, False) for name in place.waits)]
     specs = [replace(by_name[name].meta["val"], requires_grad=flag) for name, flag in found]
-    island.meta.update(val=tuple(specs), effect=True, location=by_name[place.inside[0]].meta.get("location"))
+    island.meta.update(val=tuple(specs), effect=True)
     for number, ((name, _), spec) in enumerate(zip(found, specs, strict=True)):
-        item = add_node(copy, "call_function", getitem, (island, number), {}, name)
-        item.meta = {"val": spec, "received": number >= len(place.outputs), "recorded_as": name}
+        item = add_call(copy, getitem, (island, number), {}, name, place_of(by_name[name]))
+        item.meta.update(val=spec, received=number >= len(place.outputs), recorded_as=name)
         made.setdefault(by_name[name], item)
 
 

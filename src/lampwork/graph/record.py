@@ -27,7 +27,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lampwork import logs, pristine
-from lampwork.errors import DataDependentError, InvalidGraphError, Location, UnsupportedOpError
+from lampwork.errors import DataDependentError, InvalidGraphError, UnsupportedOpError
 from lampwork.frames import Unwatched
 from lampwork.graph import canonical, canonical_on_cards, canonical_random, collectives, writes
 from lampwork.graph.concrete import canonical_sizes
@@ -38,8 +38,9 @@ from lampwork.graph.functionalize import in_layout, replay, scatter_back, spec_o
 from lampwork.graph.int64 import confine_to_int64
 from lampwork.graph.known import ask, compute, known_value, note_known, of_numbers
 from lampwork.graph.layouts import note_layouts
-from lampwork.graph.nodes import add_node
+from lampwork.graph.nodes import add_call
 from lampwork.graph.opinfo import TAKE_UNDEFINED, UNINITIALIZED, OpInfo, OpKind, needed_keywords, op_info
+from lampwork.graph.origin import NOWHERE, Place, place_of
 from lampwork.graph.overlap import check_apart, check_drawn, check_overlap, check_writable
 from lampwork.graph.printing import format_graph
 from lampwork.graph.probed import check_taken, probed
@@ -87,7 +88,7 @@ def below_views() -> Any:
 class Recorder(TorchDispatchMode):
     """Records what happens between `__enter__` and `__exit__`. One recorder records one graph.
 
-    `location`, if set, is stamped on the nodes that follow. `scope` holds the symbols that sizes are made of.
+    `where`, if set, gives the place that each new node comes from. `scope` holds the symbols that sizes are made of.
     `place_of(tensor, period)`, if set, says where in its storage an input begins, in bytes modulo `period`, and sees to
     it that all calls agree; else nothing depends on it. `address_of` says the same of an input's address. `counted`:
     random numbers are recorded as computed ones. `draws_on_cards`: those of CUDA devices are, as eager draws them.
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):
         self.draws = 0  # operators that have drawn random numbers, so far
         self.taken: dict[torch.device, canonical_on_cards.Taken] = {}
         self.graph = fx.Graph()
-        self.location: Location | None = None
+        self.where: Callable[[], Place] | None = None
         self.scope = Scope()
         self.place_of: Callable[[torch.Tensor, int], int] | None = None
         self.address_of: Callable[[torch.Tensor, int], int | None] | None = None
@@ -235,10 +236,9 @@ class Recorder(TorchDispatchMode):
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
         name = op._opname if hasattr(op, "_opname") else op.__name__
-        node = add_node(self.graph, "call_function", op, args, kwargs, name)
+        place = self.where() if self.where is not None else NOWHERE
+        node = add_call(self.graph, op, args, kwargs, name, place)
         node.meta["val"] = val
-        if self.location is not None:
-            node.meta["location"] = self.location
         return node
 
     def read(self, tensor: TraceTensor) -> fx.Node:
@@ -537,10 +537,8 @@ class Recorder(TorchDispatchMode):
             if spec is None:
                 results.append(None)
                 continue
-            item = add_node(self.graph, "call_function", getitem, (node, i), {}, f"{node.name}_{i}")
+            item = add_call(self.graph, getitem, (node, i), {}, f"{node.name}_{i}", place_of(node))
             item.meta["val"] = spec
-            if self.location is not None:
-                item.meta["location"] = self.location
             results.append(self.result(spec, item))
         returns = node.target._schema.returns  # pyright: ignore
         return results if str(returns[0].type) == "List[Tensor]" and len(returns) == 1 else tuple(results)

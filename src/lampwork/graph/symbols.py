@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeGuard, cast
 
 import torch
 
+from lampwork.errors import Location
 from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod, Sym, as_index
 from lampwork.loops.ir.symbols import evaluate, lower_bound, replace_symbols
 from lampwork.records import record
@@ -59,7 +60,7 @@ class Condition:
 
     op: Relation
     index: Index
-    line: str = ""
+    line: Location | None = None
 
     def holds(self, values: Mapping[str, int]) -> bool:
         return _HOLDS[self.op](evaluate(self.index, values), 0)
@@ -97,7 +98,7 @@ class Scope:
         self.equal: dict[str, Index] = {}
         self.derived: dict[str, SymbolicFloat] = {}
         self.conditions: list[Condition] = []
-        self.where: Callable[[], str] | None = None
+        self.where: Callable[[], Location | None] | None = None
         self.tried: set[Any] = set()
         self._known: dict[tuple[str, Index], bool] = {}
         self._concerning: dict[str, list[Condition]] = {}
@@ -242,8 +243,8 @@ class Scope:
                     self.lowest.get(name, -condition.index.constant), -condition.index.constant
                 )
 
-    def _line(self) -> str:
-        return self.where() if self.where is not None else ""
+    def _line(self) -> Location | None:
+        return self.where() if self.where is not None else None
 
     def _solve(self, index: Index) -> None:
         """From index == 0, the youngest symbol that stands alone in it in terms of the others."""

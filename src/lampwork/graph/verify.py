@@ -15,7 +15,8 @@ from lampwork.graph.spec import TensorSpec
 
 
 def verify(graph: fx.Graph) -> None:
-    """Check the contract of graphs: operators only, functional, typed by specs, in order, with flat outputs.
+    """Check the contract of graphs: operators only, functional, typed by specs, in order, with flat outputs. All
+    operators say where they come from, or none does, in a graph that was not captured.
 
     Raises:
         InvalidGraphError: naming the first node that breaks it.
@@ -46,6 +47,14 @@ def verify(graph: fx.Graph) -> None:
         seen.add(node)
     if not ended:
         raise InvalidGraphError("the graph has no output node")
+    _verify_origins(graph)
+
+
+def _verify_origins(graph: fx.Graph) -> None:
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    nowhere = [node for node in calls if "origin" not in node.meta]
+    if 0 < len(nowhere) < len(calls):
+        raise _error(nowhere[0], "has no origin, while others have one")
 
 
 def _verify_call(node: fx.Node) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
+from pathlib import Path
 from typing import Any
 
 from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import TRAINED, Stages
+from lampwork.inspect.report.data import report_data
+from lampwork.inspect.report.page import save
 from lampwork.records import record
 
 
 @record
 class GuardLine:
-    """`condition`: the guard as a Python expression. `line`: the user's "file:line" that needs it. `slow`: whether it
-    is checked only after a dict on the way to its value has changed."""
+    """`condition`: the guard as a Python expression. `line`: the user's "file:line" that needs it, with the
+    module. `slow`: whether it is checked only after a dict on the way to its value has changed."""
 
     condition: str
     line: str
@@ -52,11 +56,22 @@ class RegionReport:
 
 
 @record
+class FunctionReport:
+    """A function that was compiled, or a resume function or callee of it. `regions`: the numbers of its versions among
+    those of the explanation. `refusals`: why calls of it run eager."""
+
+    name: str
+    regions: tuple[int, ...]
+    refusals: tuple[Record, ...]
+
+
+@record
 class Explanation:
     """How a function and its call were compiled. `str()` is a report to read, `to_json()` the same as data.
 
     `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
     callee ends the regions of all its callers, but is listed once. A refusal is a function that runs eager as a whole.
+    `options`: those that all the functions were compiled with.
     """
 
     name: str
@@ -64,6 +79,8 @@ class Explanation:
     breaks: tuple[Record, ...]
     refusals: tuple[Record, ...]
     recompiles: tuple[Record, ...]
+    functions: tuple[FunctionReport, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def seconds(self) -> float:
@@ -96,6 +113,15 @@ class Explanation:
             "seconds": self.seconds,
         }
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a report as one HTML file that needs nothing else: graphs through all passes, kernels with their code,
+        memory, guards, and where the time went. Gives its path; `report_data` gives what it shows.
+
+        Raises:
+            ReportError: the file cannot be written.
+        """
+        return save(report_data(self), path)
+
     def __str__(self) -> str:
         return format_explanation(self)
 
@@ -120,17 +146,7 @@ def _region_dict(region: RegionReport) -> dict[str, Any]:
 
 def format_explanation(explanation: Explanation) -> str:
     """The report: a summary, each region, then refusals and recompilations with their fixes."""
-    lines = [
-        f"{explanation.name}: "
-        + ", ".join(
-            [
-                _count(len(explanation.regions), "region"),
-                _count(len(explanation.breaks), "graph break"),
-                _count(len(explanation.refusals), "refusal"),
-                _count(len(explanation.recompiles), "recompilation"),
-            ]
-        )
-    ]
+    lines = [format_counts(explanation)]
     for region in explanation.regions:
         lines += ["", *_format_region(region)]
     for title, records in (
@@ -140,6 +156,17 @@ def format_explanation(explanation: Explanation) -> str:
         if records:
             lines += ["", f"{title}:", *(_indented(str(record)) for record in records)]
     return "\n".join(lines)
+
+
+def format_counts(explanation: Explanation) -> str:
+    """How many regions, graph breaks, refusals and recompilations there are, in a line."""
+    counts = (
+        _count(len(explanation.regions), "region"),
+        _count(len(explanation.breaks), "graph break"),
+        _count(len(explanation.refusals), "refusal"),
+        _count(len(explanation.recompiles), "recompilation"),
+    )
+    return f"{explanation.name}: {', '.join(counts)}"
 
 
 def _format_region(region: RegionReport) -> list[str]:

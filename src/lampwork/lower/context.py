@@ -111,6 +111,8 @@ class Context:
         self.raises = True
         self.started: dict[str, tuple[Any, ...]] = {}
         """By the name of a node that starts a collective, what it is given."""
+        self.made_for: dict[str, str] = {}
+        """By the name of a buffer, that of the node that it was made for."""
         self._target: list[Definition] = self.main
         self._names: dict[str, int] = {}
 
@@ -189,6 +191,7 @@ class Context:
         count = self._names.get(name)
         if count is None:
             self._names[name] = 1
+            self.made_for[name] = self.name
             return name
         self._names[name] = count + 1
         return self.unique(f"{name}_{count}")

@@ -57,6 +57,7 @@ class Lowered:
     `placeholders`: one buffer per placeholder of the graph, None where nothing reads it.
     `undo`: what takes back the writes among the definitions, in their order.
     `device`: what the definitions run on. `elsewhere`: the buffers that are on another device.
+    `made_for`: by the name of a buffer, that of the node that it was made for.
     """
 
     definitions: list[Definition]
@@ -66,6 +67,7 @@ class Lowered:
     undo: list[Undo] = field(default_factory=list[Undo])
     device: torch.device = CPU
     elsewhere: dict[str, torch.device] = field(default_factory=dict[str, torch.device])
+    made_for: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def lower_graph(
@@ -126,7 +128,9 @@ def lower_graph(
             ]
         else:
             raise LoweringError(f"{node.op} node {node.name} in a graph that should have none")
-    lowered = Lowered(ctx.main, placeholders, outputs, ctx.constant, writes.undo, device, ctx.elsewhere)
+    lowered = Lowered(
+        ctx.main, placeholders, outputs, ctx.constant, writes.undo, device, ctx.elsewhere, ctx.made_for
+    )
     if logs.enabled("loops"):
         logs.emit(
             "loops",

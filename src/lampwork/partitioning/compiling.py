@@ -15,7 +15,6 @@ from torch import Tensor, fx
 
 from lampwork import counters, pristine
 from lampwork.backends.native.symbolic import SymbolicProgram
-from lampwork.backends.observer import NOBODY
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
 from lampwork.errors import (
     BackendCompileError,
@@ -122,7 +121,7 @@ def compile_graph(
         BackendError: it failed, for this graph or an equal one.
     """
     traits = Traits.of(backend)
-    if traits.bakes_weights or options.observer is not NOBODY:
+    if traits.bakes_weights or options.observer.looks:
         return _compile(backend, traits, graph, options, bound)
     scope = scope_of(graph)
     what = (structural_hash(graph), options.config, options.mutations, scope and scope.state)

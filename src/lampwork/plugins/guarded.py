@@ -23,6 +23,7 @@ from lampwork.errors import (
 )
 from lampwork.graph.copying import copy_graph, restore_graph
 from lampwork.graph.hashing import structural_hash
+from lampwork.graph.origin import place_near, stamp
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.graph.verify import verify
@@ -149,9 +150,13 @@ _HERE = __file__.rpartition("/plugins/")[0]
 
 
 def _complete(graph: fx.Graph, ctx: PassContext) -> None:
-    """Infer the specs that a pass left out."""
+    """Infer the specs that a pass left out; and nodes without a place come from where their neighbours do."""
     for node in graph.nodes:
-        if node.op != "call_function" or "val" in node.meta or not isinstance(node.target, OpOverload):
+        if node.op != "call_function":
+            continue
+        if "origin" not in node.meta:
+            stamp(node, place_near(node))
+        if "val" in node.meta or not isinstance(node.target, OpOverload):
             continue
         if any("val" not in operand.meta for operand in node.all_input_nodes):
             continue  # which cannot be inferred either, and is what `verify` names
@@ -160,16 +165,8 @@ def _complete(graph: fx.Graph, ctx: PassContext) -> None:
         except CaptureError as error:
             raise InvalidGraphError(
                 f"node {node.name} calls {node.target} with arguments that torch refuses: {error.cause}",
-                location=_location_near(node),
+                location=place_near(node).location,
             ) from error
-        if "location" not in node.meta:
-            node.meta["location"] = _location_near(node)
-
-
-def _location_near(node: fx.Node) -> Location | None:
-    """The user's line of a node, or of what it reads."""
-    found = (n.meta.get("location") for n in (node, *node.all_input_nodes, *node.users))
-    return next((location for location in found if location is not None), None)
 
 
 def _results(graph: fx.Graph) -> Any:
@@ -192,7 +189,7 @@ def _check_results(kept: fx.Graph, graph: fx.Graph) -> None:
         if change:
             raise InvalidGraphError(
                 f"result {now.name} was {was.name} before, of another type: {change}",
-                location=_location_near(was),
+                location=place_near(was).location,
             )
 
 
@@ -207,12 +204,12 @@ def _check_specs(kept: fx.Graph, graph: fx.Graph, ctx: PassContext) -> None:
                 continue  # not all that is recorded can be inferred from specs
             raise InvalidGraphError(
                 f"node {node.name} calls {node.target} with arguments that torch refuses: {error.cause}",
-                location=_location_near(node),
+                location=place_near(node).location,
             ) from error
         change = spec_change(node.meta["val"], given)
         if change:
             raise InvalidGraphError(
-                f"the spec of node {node.name} is wrong: {change}", location=_location_near(node)
+                f"the spec of node {node.name} is wrong: {change}", location=place_near(node).location
             )
 
 

@@ -16,7 +16,8 @@ Instructions run in order, without the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,7 @@ import torch
 from lampwork.codegen.target import DeviceFunction, HostFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
+from lampwork.runtime.steps import StepFacts
 
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
 CPU = torch.device("cpu")
@@ -160,6 +162,20 @@ class Program:
     device: torch.device | None = None
     """The one accelerator that its kernels run on; None: the CPU alone."""
     device_arena_bytes: int = 0
+    facts: Callable[[], Sequence[StepFacts]] | None = field(default=None, compare=False, repr=False)
+    """Makes the facts of its calls, in order, when somebody looks; None: nothing is known of them."""
+
+    def steps(self) -> tuple[StepFacts, ...]:
+        """What each call among the instructions computes; () where nothing is known of them."""
+        if self.facts is None:
+            return ()
+        calls = [
+            (at, each) for at, each in enumerate(self.instructions) if isinstance(each, CallKernel | CallAten)
+        ]
+        return tuple(
+            replace(fact, index=at, name=call.name)
+            for (at, call), fact in zip(calls, self.facts(), strict=True)
+        )
 
     @property
     def keepalive(self) -> tuple[Any, ...]:

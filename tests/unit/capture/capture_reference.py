@@ -28,7 +28,7 @@ class Reference:
         self.children: dict[int, Reference] = {}
         self.options = CaptureOptions(self.child, self.child, Dynamic())
 
-    def child(self, fn: Callable[..., Any]) -> Reference:
+    def child(self, fn: Callable[..., Any], within: Any = None) -> Reference:
         if id(fn) not in self.children:
             self.children[id(fn)] = type(self)(fn, self.records)
         return self.children[id(fn)]

@@ -20,6 +20,7 @@ from torch import nn
 
 from lampwork.errors import DataDependentError, Location, UnsupportedOpError
 from lampwork.graph.interpret import run_graph
+from lampwork.graph.origin import Place
 from lampwork.graph.printing import format_graph
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
@@ -240,9 +241,9 @@ def test_a_failed_operator_leaves_the_graph_valid() -> None:
 def test_locations_are_stamped() -> None:
     with Recorder() as rec:
         x = rec.input(X, "x")
-        rec.location = Location("/some/where/model.py", 12, "forward")
+        rec.where = lambda: Place(Location("/some/where/model.py", 12, "forward"))
         y = x + 1
-        rec.location = Location("/some/where/model.py", 13, "forward")
+        rec.where = lambda: Place(Location("/some/where/model.py", 13, "forward"))
         a, b = y.max(1)
     graph = rec.finish([a, b]).graph
     assert format_graph(graph) == textwrap.dedent(

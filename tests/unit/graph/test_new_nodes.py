@@ -7,7 +7,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from lampwork.graph.nodes import add_node, copy_node
+from lampwork.graph.nodes import add_call, copy_node
+from lampwork.graph.origin import NOWHERE
 
 aten = torch.ops.aten
 
@@ -23,7 +24,7 @@ def test_a_node_is_what_torch_makes_of_the_same_arguments(monkeypatch: pytest.Mo
     )
     expected = [graph.create_node("call_function", op, args, kwargs, "y") for op, args, kwargs in cases]
     monkeypatch.setattr(pytree, "tree_iter", None)  # torch's look at the arguments would call it
-    made = [add_node(graph, "call_function", op, args, kwargs, "y") for op, args, kwargs in cases]
+    made = [add_call(graph, op, args, kwargs, "y", NOWHERE) for op, args, kwargs in cases]
     copied = [copy_node(graph, node, {x: x}.__getitem__) for node in expected]
     for node, twin, copy in zip(expected, made, copied, strict=True):
         for each in (twin, copy):

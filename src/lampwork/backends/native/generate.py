@@ -32,6 +32,8 @@ class Generated:
     """One for each of the undo groups."""
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     templates: list[CompiledTemplate] = field(default_factory=list[CompiledTemplate])
+    made: list[tuple[Group, list[Task]]] = field(default_factory=list[tuple[Group, list[Task]]])
+    """Every group with its tasks."""
 
 
 def generate(
@@ -73,7 +75,8 @@ def generate(
     main, constant, undo = (
         [task for each in part for task in each] for part in (tasks[:first], tasks[first:last], tasks[last:])
     )
-    return Generated(main, constant, undo, kernels, templates)
+    made = list(zip(everything, tasks, strict=True))
+    return Generated(main, constant, undo, kernels, templates, made)
 
 
 def _scheduled(

@@ -10,7 +10,7 @@ are no sizes, but only take part in arithmetic, have no number in a Program: it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -44,6 +44,8 @@ from lampwork.runtime.program import (
     Value,
     ValueKind,
 )
+from lampwork.runtime.steps import StepFacts
+from lampwork.standard import functools
 
 
 @record
@@ -173,6 +175,9 @@ def _holds_index(argument: Any) -> bool:
     return isinstance(argument, Index | FloatOfBits)
 
 
+FactsOf = Callable[[Sequence[Task | None], Sizes], Sequence[StepFacts]]
+
+
 @record
 class Layout:
     """A program without numbers.
@@ -193,6 +198,12 @@ class Layout:
     undo: tuple[tuple[int, CallKernel | KernelStep], ...] = ()
     device: torch.device = CPU
     """What the kernels run on."""
+    names: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Buffers by name -> the number of their value, to look at."""
+    work: tuple[Task | None, ...] = ()
+    """What each call among the steps does; None: it writes back to an input."""
+    facts: FactsOf | None = None
+    """Tells of `work`, for given sizes, what it computes."""
 
     def place(self, values: Mapping[str, int], in_arena: bool = True) -> Program:
         """The program for these values of the `keys`. `in_arena`: the CPU's values have their places in its arena.
@@ -238,6 +249,7 @@ class Layout:
             undo,
             None if self.device == CPU else self.device,
             device_bytes,
+            None if self.facts is None else functools.partial(self.facts, self.work, sizes),
         )
 
     def _offsets(self, sizes: Sizes, device: torch.device) -> tuple[dict[int, int], int]:
@@ -455,6 +467,7 @@ def plan(
     held: dict[str, int] = {}
     memory: list[tuple[bool, int]] = []
     steps: list[Instruction | KernelStep | AtenStep] = []
+    work: list[Task | None] = []
     aten_values: dict[str, int] = {}
 
     def give_memory(buffer: Buffer) -> None:
@@ -488,8 +501,10 @@ def plan(
             if (write := placed.outside.get(at)) is not None:
                 undo.append((len(steps), planner.kernel(cast(KernelTask, write.undo))))
             steps.append(planner.kernel(task, None if write is None else write.out))
+            work.append(task)
         elif task.extern.target != ASSEMBLE:
             steps.append(_call_extern(planner, task, aten_values))
+            work.append(task)
         ended = [name for name in touched[at] if last_use[name] == at]
         for name in sorted(ended):
             if name in held:
@@ -508,6 +523,7 @@ def plan(
                 name="write back to an input",
             )
         )
+        work.append(None)
     takes_back = [step for _, step in undo]
     keys = _keys(planner.values, [*steps, *takes_back])
     return Layout(
@@ -522,6 +538,8 @@ def plan(
         _scalars([*steps, *takes_back], keys),
         tuple(undo),
         devices.main,
+        planner.numbers,
+        tuple(work),
     )
 
 

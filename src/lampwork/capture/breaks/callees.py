@@ -154,7 +154,7 @@ def _compiled(interp: Interpreter, function: Any, compiles: bool) -> Any:
         return None
     assert compile_function is not None
     with Unwatched():
-        compiled = compile_function(function)
+        compiled = compile_function(function, interp.whereabouts.within)
     interp.environment.known(compiled, getattr(function, "__qualname__", type(function).__name__))
     return compiled
 
@@ -221,6 +221,8 @@ def _started(
         closure = tuple(types.CellType() for _ in decoded.code.co_freevars)
         made = types.FunctionType(decoded.code, function.__globals__, function.__name__, None, closure)
         made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-        found = cache.resumes[key] = compiled_resume(interp, Resume(made, decoded, point, cache, starts=True))
+        found = cache.resumes[key] = compiled_resume(
+            interp, Resume(made, decoded, point, cache, starts=True, within=interp.whereabouts.within)
+        )
     interp.environment.known(found, function.__qualname__)
     return [found, *(values[name] for name in names), *(cells[name] for name in held)]

@@ -324,7 +324,8 @@ def _resume(interp: Interpreter, frame: Frame, point: Point) -> Any:
     found = cache.resumes.get(key)
     if found is None:
         found = cache.resumes[key] = compiled_resume(
-            interp, Resume(frame.function, frame.decoded, point, cache)
+            interp,
+            Resume(frame.function, frame.decoded, point, cache, within=interp.whereabouts.within),
         )
     return found
 

@@ -16,6 +16,7 @@ import torch
 from lampwork.capture.breaks.assemble import Point, SlotKind, free_names, resume_code
 from lampwork.capture.model.frame import Decoded, Frame
 from lampwork.capture.model.values import LASTI, NULL, Previous, ResumeCache
+from lampwork.capture.model.within import OUTSIDE, Within
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class Resume:
     """The rest of `function` from `point` on. Called, it runs in plain Python; `frame` is how capture starts.
 
-    `starts`: it is the whole of a function that a region made, called as a function of its own.
+    `starts`: it is the whole of a function that a region made, called as a function of its own. `within`: the module
+    whose `forward` runs there.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class Resume:
         resume_cache: ResumeCache,
         *,
         starts: bool = False,
+        within: Within = OUTSIDE,
     ) -> None:
         self.function = function
         self.decoded = decoded
         self.point = point
         self.resume_cache = resume_cache
         self.starts = starts
+        self.within = within
         self._rewrite: Callable[[types.CodeType], types.CodeType] | None = None
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         self.__module__ = function.__module__

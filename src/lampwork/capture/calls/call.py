@@ -89,7 +89,18 @@ def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_bound(interp: Interpreter, method: Any, args: Args, kwargs: Kwargs) -> Any:
-    return call(interp, method.__func__, [method.__self__, *args], kwargs)
+    function, receiver = method.__func__, method.__self__
+    if (
+        type(function) is types.FunctionType
+        and function.__name__ == "forward"
+        and _is_module(interp, receiver)
+    ):
+        before = interp.whereabouts.enter(receiver)
+        try:
+            return call(interp, function, [receiver, *args], kwargs)
+        finally:
+            interp.whereabouts.within = before
+    return call(interp, function, [receiver, *args], kwargs)
 
 
 def _call_lazy(interp: Interpreter, lazy: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -433,7 +444,6 @@ def _check_receiver(interp: Interpreter, function: Any, owner: Any) -> None:
 
 def run_pure(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a native function that has no effects; functions among its arguments come back into the interpreter."""
-    interp.recorder.location = interp.user_location()
     place = TAKES_FUNCTION.get(function, (-1, ""))
     walks = function in CALLBACK_CLASSES or function in WALKING
     values = [native_argument(interp, a, walks, i == place[0]) for i, a in enumerate(args)]

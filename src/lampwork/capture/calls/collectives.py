@@ -120,7 +120,6 @@ def _written(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> 
     shape = _shape(name, source, size)
     if shape is None or any(target.shape != shape or target.dtype is not source.dtype for target in targets):
         raise Break("LW105", f"torch.distributed.{name}() of tensors that do not fit together")
-    interp.recorder.location = interp.user_location()
     made = _functional(function, values, source, group, size)
     for target, piece in zip(targets, made.reshape(len(targets), *shape), strict=True):
         target.data.copy_(piece)  # which autograd does not notice

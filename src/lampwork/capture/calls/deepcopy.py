@@ -61,7 +61,6 @@ def deepcopy(interp: Interpreter, value: Any, memo: dict[int, Any]) -> Any:
     if kind is TraceTensor:
         if interp.python_method(interp.environment.python_type(value), "__deepcopy__") is not None:
             raise Break("LW103", "copy.deepcopy() of a tensor by a method of the program")
-        interp.recorder.location = interp.user_location()
         return value.__deepcopy__(memo)
     if kind is list:
         items: list[Any] = []

@@ -206,7 +206,6 @@ def _item_of_dict(interp: Interpreter, owner: dict[Any, Any], values: list[Any])
 
 
 def _run(interp: Interpreter, bound: Any, values: list[Any], kwargs: dict[str, Any]) -> Any:
-    interp.recorder.location = interp.user_location()
     if not kwargs and bound.__name__ in (
         "append",
         "get",

@@ -203,14 +203,25 @@ def call_module(interp: Interpreter, module: torch.nn.Module, args: list[Any], k
             raise Break("LW106", "nn.TransformerEncoder makes a nested tensor of a padded batch")
     if isinstance(module, torch.jit.ScriptModule):
         raise Break("LW103", f"the TorchScript module {type(module).__name__}")
-    if has_hooks(interp, module):
-        function, given = hooked(interp, module, args, kwargs)
-        try:
-            return interp.call_python(function, given, {})
-        except Exception as error:
-            if function is call_with_certain_hooks:
-                raise Break(
-                    "LW111", f"{type(module).__name__} raises, and has hooks to be called then"
-                ) from error
-            raise
-    return interp.call(load_attr(interp, module, "forward"), args, kwargs)
+    with_hooks = has_hooks(interp, module)
+    before = interp.whereabouts.enter(module)
+    try:
+        if not with_hooks:
+            return interp.call(load_attr(interp, module, "forward"), args, kwargs)
+        return _call_hooked(interp, module, args, kwargs)
+    finally:
+        interp.whereabouts.within = before
+
+
+def _call_hooked(
+    interp: Interpreter, module: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    function, given = hooked(interp, module, args, kwargs)
+    try:
+        return interp.call_python(function, given, {})
+    except Exception as error:
+        if function is call_with_certain_hooks:
+            raise Break(
+                "LW111", f"{type(module).__name__} raises, and has hooks to be called then"
+            ) from error
+        raise

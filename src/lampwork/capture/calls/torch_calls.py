@@ -367,7 +367,6 @@ def _callback(interp: Interpreter, value: Any) -> Any:
 def call_native(interp: Interpreter, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a function of torch on trace tensors; the recorder notes what it does."""
     force = interp.force
-    interp.recorder.location = interp.user_location()
     answer = default_device.answered(interp, function, args, kwargs)
     if answer is not default_device.UNMOVED:
         return answer

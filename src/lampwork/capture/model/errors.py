@@ -36,7 +36,8 @@ class Break(BaseException):
 
     def record(self) -> Record:
         where = self.location or Location("<unknown>", 0)
-        return Record(self.code, self.cause, CODES[self.code].fix, where.file, where.line, where.function)
+        fix = CODES[self.code].fix
+        return Record(self.code, self.cause, fix, where.file, where.line, where.function, where.module)
 
 
 class TooLong(Break):

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from lampwork.capture.model.within import Within
 from lampwork.errors import Location
+from lampwork.graph.origin import Place, is_users
 from lampwork.locks import new_lock
 from lampwork.recent import Recent
 from lampwork.records import record
@@ -39,7 +41,8 @@ class Except:
 
 @dataclass(slots=True, eq=False)
 class Decoded:
-    """A code object, ready to interpret. `steps` are (handler, arg) pairs, as many as `instructions`."""
+    """A code object, ready to interpret. `steps` are (handler, arg) pairs, as many as `instructions`. `is_users`: it is
+    neither torch's nor ours nor Python's."""
 
     code: types.CodeType
     instructions: tuple[Instruction, ...]
@@ -47,22 +50,24 @@ class Decoded:
     excepts: tuple[Except | None, ...]
     is_generator: bool
     is_async: bool
-    places: dict[int, tuple[Location, str]] = field(default_factory=dict[int, tuple[Location, str]])
+    is_users: bool
+    lines: dict[int, Location] = field(default_factory=dict[int, Location])
 
     def location(self, index: int) -> Location:
-        return self._place(index)[0]
-
-    def line(self, index: int) -> str:
-        """FILE:LINE, which each guard made there has with it."""
-        return self._place(index)[1]
-
-    def _place(self, index: int) -> tuple[Location, str]:
+        """The line of an instruction: one object for each line."""
         line = self.instructions[index].line
-        found = self.places.get(line)
+        found = self.lines.get(line)
         if found is None:
-            file = self.code.co_filename
-            found = self.places[line] = Location(file, line, self.code.co_qualname), f"{file}:{line}"
+            found = self.lines[line] = Location(self.code.co_filename, line, self.code.co_qualname)
         return found
+
+
+@record
+class Above:
+    """The callers of a frame. `stack`: their lines, outermost first. `users`: the innermost one in the user's code."""
+
+    stack: tuple[Location, ...]
+    users: Location | None
 
 
 SUBSCRIPT = 26
@@ -154,13 +159,18 @@ def _decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
         tuple(excepts),
         bool(code.co_flags & inspect.CO_GENERATOR),
         bool(code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)),
+        is_users(code.co_filename),
     )
 
 
 class Frame:
-    """One activation of a code object. `cells` holds real cell objects, `locals` everything else by name."""
+    """One activation of a code object. `cells` holds real cell objects, `locals` everything else by name.
+
+    What `Whereabouts` keeps: `above`, and for the line `seen` in the module `within` what is `shown` of it and the
+    `place` of nodes."""
 
     __slots__ = (
+        "above",
         "builtins",
         "cells",
         "decoded",
@@ -170,9 +180,13 @@ class Frame:
         "ip",
         "locals",
         "pending",
+        "place",
+        "seen",
+        "shown",
         "stack",
         "steps",
         "value",
+        "within",
     )
 
     def __init__(
@@ -194,14 +208,19 @@ class Frame:
         self.handled: BaseException | None = None
         self.pending: BaseException | None = None
         self.steps = 0
+        self.above: Above | None = None
+        self.seen: Location | None = None
+        self.within: Within | None = None
+        self.shown: Location | None = None
+        self.place: Place | None = None
 
     @property
     def location(self) -> Location:
         return self.decoded.location(max(self.ip - 1, 0))
 
-    @property
-    def line(self) -> str:
-        return self.decoded.line(max(self.ip - 1, 0))
+    def called(self) -> None:
+        """Forget the callers: a generator that goes on may have others."""
+        self.above = self.seen = self.shown = self.place = None
 
     def clear(self) -> None:
         """Let go of all values."""

@@ -22,6 +22,7 @@ from lampwork.capture.model.region import (
     Symbol,
     TensorGuard,
 )
+from lampwork.errors import Location
 
 
 def format_source(source: Source, names: Sequence[str] = ()) -> str:
@@ -137,5 +138,5 @@ def format_guards(region: Region) -> str:
     return "\n".join(lines)
 
 
-def _note(line: str) -> str:
-    return f"  # {line}" if line else ""
+def _note(line: Location | None) -> str:
+    return f"  # {line.line_text}" if line is not None else ""

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from lampwork import pristine
+from lampwork.errors import Location
 from lampwork.graph.islands import Placed, Sharding
 from lampwork.graph.symbols import Condition, SymbolicFloat
 from lampwork.records import record
@@ -169,7 +170,7 @@ class Guard:
     source: Source
     kind: GuardKind
     expected: Any = None
-    line: str = ""
+    line: Location | None = None
 
 
 @record
@@ -263,7 +264,10 @@ class Recipe:
 
 @record
 class Record:
-    """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record."""
+    """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record.
+
+    `module`: the module whose `forward` ran on that line, such as `encoder.layer.3 (Linear)`; "" if that is what was
+    compiled, or there is none."""
 
     code: str
     cause: str
@@ -271,9 +275,15 @@ class Record:
     file: str
     line: int
     function: str = ""
+    module: str = ""
+
+    @property
+    def location(self) -> Location:
+        return Location(self.file, self.line, self.function, self.module)
 
     def __str__(self) -> str:
-        text = f"[{self.code}] {self.file}:{self.line} in {self.function}: {self.cause}"
+        inside = f", {self.module}" if self.module else ""
+        text = f"[{self.code}] {self.file}:{self.line} in {self.function}{inside}: {self.cause}"
         return f"{text}\n  fix: {self.fix}" if self.fix else text
 
 

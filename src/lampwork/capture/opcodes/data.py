@@ -233,7 +233,6 @@ _UNARY = {"__neg__": operator.neg, "__pos__": operator.pos, "__invert__": operat
 
 def unary(interp: Interpreter, value: Any, name: str) -> Any:
     """The unary operator with this dunder name."""
-    interp.recorder.location = interp.user_location()
     if type(value) is torch.SymInt or type(value) is torch.SymFloat:
         return operate(_UNARY[name], value)
     if is_dtensor(type(value)):

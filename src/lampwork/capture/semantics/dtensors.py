@@ -72,7 +72,6 @@ def call_distributed(interp: Interpreter, function: Any, args: list[Any], kwargs
     _guard_dispatch(interp, name)
     if interp.environment.lifting.symbols:
         raise NumbersNeeded(TypeError("a DTensor among sizes that are open"))
-    interp.recorder.location = interp.user_location()
     if interp.recorder.tracks_gradients and interp.environment.distributed.trains:
         return _call_watched(interp, function, values, named)
     if pristine.is_grad_enabled() and any(tensor.requires_grad for tensor in leaves((values, named), Tensor)):

@@ -83,7 +83,6 @@ def get_iter(interp: Interpreter, value: Any) -> Iterator[Any]:
     kind = type(value)
     method = special_method(interp, value, "__iter__") if kind is TraceTensor else None
     if method is None and (kind in PLAIN or kind is Generator):
-        interp.recorder.location = interp.user_location()
         return iter(value)
     if isinstance(value, (enum.EnumType, enum.Flag)):
         guard_enumeration(interp.environment, value)

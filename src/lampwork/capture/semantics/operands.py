@@ -155,5 +155,4 @@ def format_value(interp: Interpreter, value: Any, spec: str) -> str:
     if not spec and (owner is object or kind is TraceTensor):
         return interp.call(str, [value], {})
     check_decimals("format()", value)
-    interp.recorder.location = interp.user_location()
     return format(value, spec)

@@ -45,7 +45,6 @@ def _special(function: Callable[..., Any], name: str) -> Override:
         if method is not None:
             return taken(name, values[0], interp.call(method, values, kwargs))
         check_decimals(function.__name__, *values)
-        interp.recorder.location = interp.user_location()
         if not kwargs:
             return operate_native(function, values)
         return function(*values, **{k: interp.force(v) for k, v in kwargs.items()})

@@ -98,7 +98,6 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
         or _is_replaced(interp, f"__{own}__", f"__r{own}__", left, right)
     )
     if type(left) in PLAIN and type(right) in PLAIN and not replaced:
-        interp.recorder.location = interp.user_location()
         return operate(function, left, right)
     if number >= 13:
         in_place, _ = interp.lookup(class_of(interp, left), f"__{name}__")
@@ -130,7 +129,6 @@ def compare(interp: Interpreter, symbol: str, left: Any, right: Any) -> Any:
             and not (_inert(interp, left) and _inert(interp, right))
         ):
             return _compare_items(interp, symbol, left, right)
-        interp.recorder.location = interp.user_location()
         return operate(function, left, right)
     return two_sided(interp, name, reflected, function, left, right, symbol)
 
@@ -225,7 +223,6 @@ def two_sided(
         if function is operator.mul:
             left, right = _native_index(interp, left), _native_index(interp, right)
         check_decimals(symbol, left, right)
-        interp.recorder.location = interp.user_location()
         return function(left, right)
     attempts = [(mine, left, right), (theirs, right, left)]
     compared = symbol in COMPARE
@@ -317,8 +314,6 @@ def get_item(interp: Interpreter, container: Any, key: Any) -> Any:
     if type(container) in PLAIN and (
         type(container) is not TraceTensor or interp.python_method(kind, "__getitem__") is None
     ):
-        if type(container) is TraceTensor:
-            interp.recorder.location = interp.user_location()
         return container[_native_key(interp, container, key)]
     if isinstance(container, type):
         return _class_item(interp, cast(Any, container), key)
@@ -425,7 +420,6 @@ def set_item(interp: Interpreter, container: Any, key: Any, value: Any) -> None:
         interp.call(method, [container, key, value], {})
         return
     if type(container) is TraceTensor:
-        interp.recorder.location = interp.user_location()
         container[key] = value
         return
     _may_write(interp, container)

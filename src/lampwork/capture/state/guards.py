@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from lampwork.capture.model.region import CellContents, DictItem, Guard, GuardKind, Known, Slot, Source
+from lampwork.errors import Location
 
 # What a known object holds at a place of its own. Cells of numbers are left out, since those are often written to.
 _POINTERS: dict[GuardKind, tuple[type[CellContents] | type[Slot], ...]] = {
@@ -22,7 +23,7 @@ class GuardBuilder:
     `line` gives the user's line for printing; it is asked once per guard.
     """
 
-    def __init__(self, line: Callable[[], str]) -> None:
+    def __init__(self, line: Callable[[], Location | None]) -> None:
         self.fast: list[Guard] = []
         self.slow: list[Guard] = []
         self.versioned: dict[int, Known] = {}

@@ -52,7 +52,7 @@ class Sizes:
     """The numbers that indices without loop variables are for given values of the symbols, each computed once."""
 
     def __init__(self, values: Mapping[str, int]) -> None:
-        self._values = values
+        self.values = values
         self._known: dict[Index, int] = {}
         self._tuples: dict[tuple[Index, ...], tuple[int, ...]] = {}
 
@@ -60,7 +60,7 @@ class Sizes:
         """Raises KeyError for a symbol without a value."""
         known = self._known.get(index)
         if known is None:
-            known = self._known[index] = evaluate(index, self._values)
+            known = self._known[index] = evaluate(index, self.values)
         return known
 
     def numbers(self, indices: tuple[Index, ...]) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Sizes:
         return known
 
     def symbols(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(self._values[name] for name in names)
+        return tuple(self.values[name] for name in names)
 
 
 def replace_symbols(index: Index, mapping: Mapping[str, Index]) -> Index:

@@ -9,6 +9,7 @@ from torch import fx
 
 from lampwork.errors import CaptureError, LampworkError, RewriteError, text_of
 from lampwork.graph.layouts import same_strides
+from lampwork.graph.origin import place_of, stamp
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import same_sizes
 from lampwork.records import record
@@ -75,8 +76,8 @@ class Prepared:
         restrided: list[fx.Node] = []
         for before, after in zip(old, self.new, strict=True):
             was, now = before.meta["val"], after.meta["val"]
-            if after in editor.made and "location" in before.meta:
-                after.meta["location"] = before.meta["location"]
+            if after in editor.made:
+                stamp(after, place_of(before))
             before.replace_all_uses_with(after)
             if after in editor.made:
                 differ = adopt_strides(after, was)

@@ -11,7 +11,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lampwork.errors import CaptureError, PassError
-from lampwork.graph.nodes import add_node
+from lampwork.graph.nodes import add_call
+from lampwork.graph.origin import place_near
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Symbolic, SymbolicFloat, same_sizes
 from lampwork.graph.totality import may_raise
@@ -26,7 +27,7 @@ Infer = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 @dataclass(slots=True)
 class Editor:
-    """Makes nodes before `point`, which also lends them its location. `made` lists them in order."""
+    """Makes nodes before `point`, which also lends them the place that it comes from. `made` lists them in order."""
 
     graph: fx.Graph
     infer: Infer
@@ -42,10 +43,8 @@ class Editor:
             spec = self.infer(target, args, kwargs)
         with self.graph.inserting_before(self.point):
             name = schema.packet_name(target).replace(".", "_")
-            node = add_node(self.graph, "call_function", target, args, kwargs, name)
+            node = add_call(self.graph, target, args, kwargs, name, place_near(self.point))
         node.meta["val"] = spec
-        if "location" in self.point.meta:
-            node.meta["location"] = self.point.meta["location"]
         inputs = node.all_input_nodes
         if inputs and all(is_constant(i) for i in inputs):
             node.meta["constant"] = True

@@ -10,6 +10,7 @@ from torch import fx
 
 from lampwork.codegen.target import Target
 from lampwork.config import Config
+from lampwork.graph.origin import place_of, stamp
 from lampwork.graph.shapes_views import view_strides
 from lampwork.graph.spec import TensorSpec
 from lampwork.loops.ir.nodes import DType
@@ -204,8 +205,7 @@ def _merge(graph: fx.Graph, layers: Sequence[_Layer], ctx: PassContext) -> list[
     parts: list[fx.Node] = []
     for layer in layers:
         part = edit.call(aten.slice.Tensor, merged, len(spec.shape) - 1, start, start + layer.width)
-        if "location" in layer.node.meta:
-            part.meta["location"] = layer.node.meta["location"]
+        stamp(part, place_of(layer.node))
         parts.append(part)
         start += layer.width
     changed: list[fx.Node] = []

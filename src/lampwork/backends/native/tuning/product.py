@@ -12,6 +12,8 @@ from torch.fx.node import map_arg
 from lampwork import pristine
 from lampwork.codegen.variants import Shape
 from lampwork.graph.concrete import scope_of
+from lampwork.graph.nodes import add_call
+from lampwork.graph.origin import place_of
 from lampwork.graph.spec import TensorSpec, with_sizes
 from lampwork.graph.symbols import hint_of
 from lampwork.loops.ir.index import Index
@@ -110,7 +112,7 @@ def _alone(nodes: Sequence[fx.Node]) -> Product:
         args: Any = map_arg(node.args, twins.__getitem__)
         kwargs: Any = map_arg(node.kwargs, twins.__getitem__)
         name = "product" if number == 0 else f"then{number}"
-        twin = graph.create_node("call_function", node.target, args, kwargs, name)
+        twin = add_call(graph, node.target, args, kwargs, name, place_of(node))
         twin.meta = dict(node.meta)
         called = _name(node)
         texts = [_text(spec, constant) for spec, constant in zip(operands, flags, strict=True)]
