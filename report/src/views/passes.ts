@@ -82,8 +82,20 @@ export function passes(app: App): View {
 
 function expression(row: Row): Node | string {
   const text = (node: GraphNode) => `${operator(node.op)}(${node.args ?? (node.inputs ?? []).join(", ")})`;
-  if (!row.before || text(row.before) === text(row.node)) return h("span.mono", text(row.node));
+  if (!row.before) return h("span.mono", text(row.node));
+  if (text(row.before) === text(row.node)) return h("span.mono", text(row.node), differences(row.before, row.node).flatMap(([name, old, now]) => [h("span.dim", `  ${name} `), old ? h("del", old) : null, " ", h("ins", now || "none")]));
   return h("span.mono", h("del", text(row.before)), " ", h("ins", text(row.node)));
+}
+
+/** What a pass changed of a node beside its call. */
+function differences(before: GraphNode, after: GraphNode): [string, string, string][] {
+  const facts: [string, (node: GraphNode) => string][] = [
+    ["kind", (node) => node.kind ?? ""],
+    ["flags", (node) => (node.flags ?? []).join(", ")],
+    ["result", results],
+    ["module", (node) => node.module ?? ""],
+  ];
+  return facts.map(([name, of]): [string, string, string] => [name, of(before), of(after)]).filter(([, old, now]) => old !== now);
 }
 
 /** Whether a pass says what it changed, not only how much. */
