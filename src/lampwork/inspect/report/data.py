@@ -188,4 +188,6 @@ def _record(kind: str, record: Record, tables: Tables) -> dict[str, Any]:
         "file": record.file,
         "line": record.line,
         "function": record.function,
+        **({"module": record.module} if record.module else {}),
+        **({"values": list(record.values)} if record.values else {}),
     }
