@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import linecache
 import runpy
 import sys
 from collections.abc import Sequence
@@ -99,6 +100,7 @@ def _rewrites(given: argparse.Namespace) -> int:
 def _explain(given: argparse.Namespace) -> int:
     check_script(given.script)
     output = Path(given.output).absolute()  # the script may go elsewhere
+    linecache.getlines(given.script)
     with kept() as made:
         status = run_script(given.script, given.arguments)
     functions = [each for each in made if isinstance(each, Function) and each.root]

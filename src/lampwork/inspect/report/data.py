@@ -6,10 +6,12 @@ What is not known is left out. `format` rises when a key changes its meaning or 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from lampwork.backends.native.print_program import format_program
 from lampwork.compiled.stages import Compilation, Stages
@@ -24,7 +26,7 @@ from lampwork.version import __version__
 
 if TYPE_CHECKING:
     from lampwork.capture.model.region import Record
-    from lampwork.inspect.explanation import Explanation, RegionReport
+    from lampwork.inspect.explanation import Explanation, GuardLine, RegionReport
 
 FORMAT = 1
 
@@ -69,10 +71,6 @@ def report_data(explanation: Explanation) -> dict[str, Any]:
 def region_data(region: RegionReport, tables: Tables) -> dict[str, Any]:
     """One compiled region."""
     stages = region.stages
-    for guard in region.guards:
-        file, _, line = guard.line.rpartition(":")
-        if file and line.isdecimal():
-            tables.refer(file, int(line))
     return {
         "name": region.name,
         "kind": "training" if stages.halves else "inference",
@@ -81,18 +79,25 @@ def region_data(region: RegionReport, tables: Tables) -> dict[str, Any]:
         "counts": dict(region.counts),
         "flame": flame(region.seconds, () if stages.compilation is None else stages.compilation.records),
         "lines": dict(region.lines),
-        "guards": [
-            {
-                "condition": guard.condition,
-                **({"line": guard.line} if guard.line else {}),
-                "slow": guard.slow,
-            }
-            for guard in region.guards
-        ],
+        "guards": [_guard(guard, tables) for guard in region.guards],
         "symbols": list(region.symbols),
         **{stage: tables.text(stages.text(stage)) for stage in TEXTS if stage in stages},
         **_compilations(stages, tables),
     }
+
+
+_LINE = re.compile(r"(?P<file>.*):(?P<number>\d+)(, (?P<module>.*))?", re.DOTALL)
+"""A line of a guard, as it is printed: "model.py:12, encoder.layer.3 (Linear)"."""
+
+
+def _guard(guard: GuardLine, tables: Tables) -> dict[str, Any]:
+    data = {"condition": guard.condition, "slow": guard.slow}
+    found = _LINE.fullmatch(guard.line)
+    if found is not None:
+        tables.refer(found["file"], int(found["number"]))
+        data["line"] = f"{found['file']}:{found['number']}"
+        data |= {"module": found["module"]} if found["module"] else {}
+    return data
 
 
 def _compilations(stages: Stages, tables: Tables) -> dict[str, Any]:
@@ -125,15 +130,25 @@ def compilation_data(made: Compilation, tables: Tables, *, trained: bool) -> dic
     if inside is None:
         return found
     steps = Steps.of(inside, trained)
-    groups = groups_data(inside, steps, tables)
+    names = names_in(made.graph, inside.graph)
+    groups = groups_data(inside, steps, names, tables)
     return {
         **found,
         "groups": groups,
         "fusion": [_decision(each) for each in inside.decisions],
         "memory": {**memory_data(steps, inside), "steps": [group["id"] for group in groups]},
-        "constants": constants_data(inside),
+        "constants": constants_data(inside, names),
         "program": tables.text(format_program(steps.program)),
     }
+
+
+def names_in(graph: fx.Graph, compiled: fx.Graph) -> dict[str, str]:
+    """Nodes of the graph that was compiled -> their names in `graph`: equal graphs are compiled once, whatever their
+    nodes are called."""
+    nodes, others = list(compiled.nodes), list(graph.nodes)
+    if len(nodes) != len(others):  # a part of it, by the same names
+        return {node.name: node.name for node in nodes}
+    return {node.name: other.name for node, other in zip(nodes, others, strict=True)}
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
@@ -188,4 +203,6 @@ def _record(kind: str, record: Record, tables: Tables) -> dict[str, Any]:
         "file": record.file,
         "line": record.line,
         "function": record.function,
+        **({"module": record.module} if record.module else {}),
+        **({"values": list(record.values)} if record.values else {}),
     }

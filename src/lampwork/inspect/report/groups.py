@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lampwork.backends.observer import Inside
@@ -10,8 +11,10 @@ from lampwork.inspect.report.tables import Tables
 from lampwork.runtime.program import CallKernel
 
 
-def groups_data(inside: Inside, steps: Steps, tables: Tables) -> list[dict[str, Any]]:
-    """One group for each step, in order."""
+def groups_data(
+    inside: Inside, steps: Steps, names: Mapping[str, str], tables: Tables
+) -> list[dict[str, Any]]:
+    """One group for each step, in order. `names`: those that the report gives to nodes of what was compiled."""
     codes = _Codes(inside, tables)
     facts = inside.program.steps()
     found: list[dict[str, Any]] = []
@@ -19,7 +22,7 @@ def groups_data(inside: Inside, steps: Steps, tables: Tables) -> list[dict[str, 
         data: dict[str, Any] = {"id": f"k{number}", "step": number, "name": call.name}
         if facts:
             fact = facts[number]
-            data |= {"kind": fact.kind, "nodes": list(fact.nodes)}
+            data |= {"kind": fact.kind, "nodes": [names[name] for name in fact.nodes]}
             data |= {"reads": fact.bytes_read, "writes": fact.bytes_written}
             # 0 is also what an operator counts whose arithmetic is not known.
             data |= {"flops": fact.flops} if fact.flops or fact.kind != "aten" else {}

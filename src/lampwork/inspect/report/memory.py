@@ -80,13 +80,16 @@ def _owner(program: Program, number: int) -> int:
     return number
 
 
-def constants_data(inside: Inside) -> list[dict[str, Any]]:
-    """What is computed once for a set of weights, and of which of them."""
+def constants_data(inside: Inside, known: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What is computed once for a set of weights, and of which of them. `known`: the names that the report gives to
+    nodes of what was compiled."""
     program = inside.program
     if program.constants is None:
         return []
     names = names_of(inside)
-    bound = [node.name for node in inside.graph.nodes if node.op == "placeholder" and node.meta.get("bound")]
+    bound = [
+        known[node.name] for node in inside.graph.nodes if node.op == "placeholder" and node.meta.get("bound")
+    ]
     sources = _sources(program.constants)
     found: list[dict[str, Any]] = []
     for number, value in enumerate(program.values):

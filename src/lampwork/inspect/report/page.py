@@ -82,7 +82,8 @@ def save(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
         partial.write_text(text, encoding="utf-8")
         partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if partial.exists():
+            partial.unlink()
         raise ReportError(
             f"the report cannot be written to {target}: {error.strerror or text_of(error)}",
             fix="give the path of a file in a folder that exists and can be written to",
