@@ -1,6 +1,6 @@
 // One field that finds kernels, nodes, operators, modules, source lines and records, in all that the region has.
 import type { App } from "./app";
-import { freshId, h } from "./dom";
+import { freshId, h, whenIdle } from "./dom";
 import { results, shortPath } from "./format";
 import { operator } from "./model";
 import { operators } from "./views/modules";
@@ -33,6 +33,7 @@ export class Search {
     // Escape is handled here: what the browser does for it comes later, when the dialog may be open again.
     this.dialog = h("dialog.search", { "aria-label": "Search", closedby: "none", onclick: (event: MouseEvent) => event.target === this.dialog && this.close() }, this.field, this.status, this.list);
     document.body.append(this.dialog);
+    whenIdle(() => this.entries());
   }
 
   open(): void {

@@ -1,6 +1,6 @@
 // The graph after each pass: a slider, the rewrites of that pass, and the program with what they changed.
 import type { App, View } from "../app";
-import { h, link, set } from "../dom";
+import { h, link, set, whenIdle } from "../dom";
 import { count, results, seconds } from "../format";
 import { touched, type Row } from "../history";
 import { operator } from "../model";
@@ -74,6 +74,7 @@ export function passes(app: App): View {
     fill();
   };
   show(step);
+  whenIdle(() => history.at(steps.length));
   const stepBy = (by: number) => h("button.small", { type: "button", "aria-label": by < 0 ? "Earlier pass" : "Later pass", onclick: () => show(step + by) }, by < 0 ? "‹" : "›");
   return {
     element: h("div.fill", h("div.slider", stepBy(-1), h("div.track", slider, marks), stepBy(1)), title, summary, rewrites, h("label.check", only, " Only what this pass changed"), table.element),
