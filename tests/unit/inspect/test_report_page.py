@@ -164,6 +164,44 @@ def test_a_kernel_is_shown_from_the_line_to_the_assembly(show, bert):
     assert not panel.is_visible()
 
 
+def test_what_compiled_models_have_is_shown(show):
+    """Stacks by number, parts of nodes in decisions, kernels that share a node, passes that only count, two halves."""
+    data = encoder(1)
+    region = data["regions"][0]
+    frames = [
+        ["train.py", 12, "main"],
+        ["models/encoder.py", 6, "forward"],
+        ["torch/nn/functional.py", 9, "gelu"],
+    ]
+    for node in region["graphs"]["recorded"]["nodes"]:
+        if node["op"] == "aten::gelu":
+            node |= {"stack": 0, "file": "models/encoder.py", "line": 6, "op": "aten::gelu.default"}
+            node["results"] = [{"dtype": "float32", "shape": [1, "s0"]}, {"dtype": "int64", "shape": []}]
+    region["graphs"]["steps"] = [{"pass": "rewrites", "before": 30, "after": 28, "hits": {"add_zero": 2}}]
+    region["graphs"]["optimized"] = []
+    region["groups"].append(
+        {"id": "k99", "name": "pack rows", "kind": "pack", "nodes": ["gelu_13"], "flops": 0}
+    )
+    region["fusion"] = [
+        {"what": "epilogue", "a": "gelu_13_mean", "fused": False, "why": "two definitions read it"}
+    ]
+    region["backward"] = {"name": "forward#0", "groups": []}
+    shown = show(data | {"frames": frames, "stacks": [[0, 1, 2]]}, "fusion/0/gelu_13")
+    text = shown.locator("aside").inner_text()
+    assert "models/encoder.py:6 in forward" in text and "called from 1 frame" in text
+    assert "float32[1, s0], int64[]" in text
+    assert "gemm_6" in text and "pack rows" in text
+    assert "epilogue gelu_13_mean" in text and "two definitions read it" in text
+    shown.get_by_role("row").nth(1).get_by_role("button", name="gelu_13_mean").click()
+    assert shown.locator("aside h2").inner_text() == "gelu_13"
+    go(shown, "passes")
+    assert "30 nodes before, 28 after" in shown.locator("main").inner_text()
+    assert "Applied: add_zero × 2" in shown.locator("main").inner_text()
+    go(shown, "graph", "k99")
+    assert shown.locator(".box.chosen").inner_text().startswith("▸\ngemm_6")
+    assert shown.get_by_role("combobox").locator("option").all_inner_texts()[2] == "forward#0 · backward"
+
+
 def test_the_graph_opens_by_keyboard(show, bert):
     shown = show(bert, "graph/0/")
     assert shown.get_by_role("treeitem", name="encoder.layer").get_attribute("aria-expanded") == "true"
