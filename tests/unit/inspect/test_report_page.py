@@ -321,12 +321,15 @@ def test_the_theme_follows_the_system_until_it_is_chosen(show, bert):
 
 
 def test_print_has_the_content_only(show, bert):
-    shown = show(bert, "kernels/0/k4")
+    shown = show(bert, "kernels/0/k5", color_scheme="dark")
     shown.emulate_media(media="print")
+    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not shown.locator("nav").is_visible() and not shown.locator("footer").is_visible()
     assert shown.locator("aside").is_visible()
     shown.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert shown.locator(".rows .row").count() == 85
+    shown.set_viewport_size({"width": 700, "height": 900})
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 700
 
 
 def test_a_narrow_window_scrolls_one_way(show, bert):
