@@ -118,7 +118,11 @@ function tallies(step: PassStep): HTMLElement[] {
 function list(rewrites: Rewrite[], choose: (index: number | undefined) => void): HTMLElement[] {
   if (!rewrites.length) return [];
   const byName = new Map<string, number[]>();
-  rewrites.forEach((rewrite, index) => byName.set(rewrite.name, [...(byName.get(rewrite.name) ?? []), index]));
+  rewrites.forEach((rewrite, index) => {
+    const indices = byName.get(rewrite.name);
+    if (indices) indices.push(index);
+    else byName.set(rewrite.name, [index]);
+  });
   const detail = h("p.dim", { role: "status" });
   const buttons = [...byName].map(([name, indices]) => {
     let at = -1;
