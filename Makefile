@@ -13,7 +13,7 @@ PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs clean
+.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs report test-report clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -107,6 +107,21 @@ bench: $(VENV)/.bench ## measure against every peer; writes bench.json (takes lo
 
 docs: $(EXTENSION) ## regenerate the reference pages under docs/ from the code
 	$(BIN)/python docs/generate.py
+
+# The built page is checked in: who only uses Lampwork needs no node.
+report/node_modules/.package-lock.json: report/package.json report/package-lock.json
+	cd report && npm ci --no-audit --no-fund --ignore-scripts
+
+report: report/node_modules/.package-lock.json ## build the page of reports from report/ (needs node)
+	cd report && npm run --silent build
+
+$(VENV)/.browser: $(EXTENSION)
+	$(BIN)/pip install --quiet --no-build-isolation -e '.[browser]'
+	touch $@
+
+# Chromium is that of the system, or of `playwright install chromium`.
+test-report: $(VENV)/.browser report/node_modules/.package-lock.json ## tests of the page of reports, in a browser
+	$(BIN)/python -m pytest tests/unit/inspect/test_report_page.py
 
 clean: ## remove build products, keep the virtual environment
 	rm -rf build src/lampwork/_C*.so $(PACKAGE) $(EXTENSION)

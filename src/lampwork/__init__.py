@@ -24,8 +24,7 @@ from lampwork.placement import place
 from lampwork.registration import passes, register_pass, rewrite, sequence
 from lampwork.swapping import swap
 from lampwork.verdict import No, Yes
-
-__version__ = "0.1.0"
+from lampwork.version import __version__
 
 __all__ = [
     "Explanation",

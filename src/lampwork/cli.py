@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import runpy
+import linecache
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lampwork.compiled.function import Function
+from lampwork.compiled.live_functions import kept
 from lampwork.display import show
 from lampwork.errors import BisectError, LampworkError
 from lampwork.inspect.bisect import bisect, check_script
+from lampwork.inspect.explain import explanation_of
+from lampwork.inspect.explanation import format_counts
 from lampwork.inspect.profile import profile
 from lampwork.inspect.profile.rows import BY
 from lampwork.inspect.profile.session import MOST
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
+
+REPORT = "report.html"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,6 +70,19 @@ def parser() -> argparse.ArgumentParser:
     measured.add_argument("script", help="a Python file")
     measured.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     measured.set_defaults(run=_profile)
+
+    explained = commands.add_parser(
+        "explain",
+        help="write a report of all that a script compiles",
+        description="Run a script, then write what became of every function that it compiled to one HTML file, also if "
+        "the script raises. The exit status is the script's.",
+    )
+    explained.add_argument(
+        "-o", "--output", metavar="FILE", default=REPORT, help=f"the report (default: {REPORT})"
+    )
+    explained.add_argument("script", help="a Python file")
+    explained.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    explained.set_defaults(run=_explain)
     return top
 
 
@@ -93,9 +111,7 @@ def _bisect(given: argparse.Namespace) -> int:
 
 
 def _rewrites(given: argparse.Namespace) -> int:
-    status = _run_script(given.script, given.arguments) if given.script else 0
-    if status is None:
-        return 1
+    status = run_script(given.script, given.arguments) if given.script else 0
     table = rewrites(all=True)
     table = table.never_fired if given.never_fired else table
     if given.json:
@@ -103,31 +119,6 @@ def _rewrites(given: argparse.Namespace) -> int:
     else:
         show(table)
     return status
-
-
-def _run_script(script: str, arguments: Sequence[str]) -> int | None:
-    """Run a script as Python does; its exit status, None if it raised, after its traceback has been printed.
-
-    Raises:
-        OptionError: there is no such file.
-    """
-    check_script(script)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    except Exception as error:  # noqa: BLE001  (the boundary to code of others)
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename != script:
-            frames = frames.tb_next
-        traceback.print_exception(type(error), error, frames)
-        return None
-    return 0
 
 
 def _profile(given: argparse.Namespace) -> int:
@@ -139,6 +130,23 @@ def _profile(given: argparse.Namespace) -> int:
         found.save_numbers(given.json)
     if given.trace:
         found.save(given.trace)
+    return status
+
+
+def _explain(given: argparse.Namespace) -> int:
+    check_script(given.script)
+    output = Path(given.output).absolute()  # the script may go elsewhere
+    linecache.getlines(given.script)
+    with kept() as made:
+        status = run_script(given.script, given.arguments)
+    functions = [each for each in made if isinstance(each, Function) and each.root]
+    found = explanation_of(*functions, name=Path(given.script).name)
+    try:
+        found.save(output)
+    except LampworkError as error:
+        print(error, file=sys.stderr)
+        return status or 1
+    print(f"{format_counts(found)}\nreport: {output}", file=sys.stderr)
     return status
 
 

@@ -194,6 +194,12 @@ class BisectError(LampworkError):
     code = "LW330"
 
 
+class ReportError(LampworkError):
+    """A report could not be written, or its page is not installed."""
+
+    code = "LW341"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

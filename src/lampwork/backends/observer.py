@@ -7,13 +7,38 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import fx
 
+from lampwork.records import record
+
 if TYPE_CHECKING:
     from lampwork.capture.model.region import Region
     from lampwork.differentiation.split import Split
+    from lampwork.loops.fusion.group import Decision
     from lampwork.partitioning.parts import Part
-    from lampwork.plugins.context import BackendPasses
-    from lampwork.runtime.program import Program
+    from lampwork.plugins.context import BackendPasses, PassContext
+    from lampwork.runtime.program import CallKernel, Program
     from lampwork.transforms.pipeline import PassRecord
+
+
+@record(eq=False)
+class Inside:
+    """What a part of a graph was compiled to, to look into.
+
+    Attributes:
+        graph: the part.
+        program: of a graph with symbols, the one for their hints.
+        names: buffers by name -> the number of the program's value.
+        decisions: the steps of fusion, taken or not.
+        loops, llvm: the texts of a kernel; "" where there is none, as templates have no loops.
+        assembly: of a text that `llvm` gives.
+    """
+
+    graph: fx.Graph
+    program: Program
+    names: Mapping[str, int]
+    decisions: Sequence[Decision]
+    loops: Callable[[CallKernel], str]
+    llvm: Callable[[CallKernel], str]
+    assembly: Callable[[str], str]
 
 
 class Observer:
@@ -35,6 +60,9 @@ class Observer:
     def recorded(self, graph: fx.Graph) -> None:
         """The region's graph as it was recorded. Nobody changes it."""
 
+    def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
+        """The graph that the passes are given, and what makes their context, to run them once more."""
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
@@ -53,6 +81,9 @@ class Observer:
             counts: how much of what it made.
             seconds: how long its steps took.
         """
+
+    def built(self, inside: Inside) -> None:
+        """What the native backend made of its part."""
 
     def planned(self, program: Program) -> None:
         """The native backend made a program of its part: of a graph with symbols, the one for their hints."""

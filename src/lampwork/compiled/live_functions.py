@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,15 +31,18 @@ class Following(Protocol):
 
 @dataclass(slots=True)
 class LiveFunctions:
-    """All objects that follow and are alive, held weakly."""
+    """All objects that follow and are alive, held weakly; by `keeping` also those that came since somebody asked."""
 
     found: weakref.WeakSet[Following] = field(default_factory=weakref.WeakSet[Following])
+    keeping: list[list[Following]] = field(default_factory=list[list[Following]])
     lock: threading.RLock = field(default_factory=new_lock)
 
     def watch(self, one: Following) -> None:
         """Have `one` follow from now on."""
         with self.lock:
             self.found.add(one)
+            for kept in self.keeping:
+                kept.append(one)
 
     def all(self) -> list[Following]:
         with self.lock:
@@ -61,3 +66,16 @@ def watch(one: Following) -> None:
 def alive() -> list[Following]:
     """All that follow."""
     return _live.all()
+
+
+@contextmanager
+def kept() -> Generator[list[Following]]:
+    """All that follow from now on, kept alive: the list grows while the context lasts."""
+    made: list[Following] = []
+    with _live.lock:
+        _live.keeping.append(made)
+    try:
+        yield made
+    finally:
+        with _live.lock:
+            _live.keeping = [each for each in _live.keeping if each is not made]

@@ -123,6 +123,7 @@ _CONTAINER_KINDS = frozenset({"len", "keys", "missing_key"})
 _ALIAS_KINDS = frozenset({"same", "distinct", "storage_distinct"})
 _LONGEST = 60  # of a value's text
 _ABSENT = object()
+_HAS = "this call has "
 _FAR = 1_000_000
 
 
@@ -147,13 +148,29 @@ class Call:
 @record
 class Difference:
     """How a call differs from a version. `source`: the value that differs; `detail`: both values; `line`: the user's
-    line that needs it; `dims`: the dimensions that differ, if the value is a tensor whose sizes differ."""
+    line that needs it; `dims`: the dimensions that differ, if the value is a tensor whose sizes differ; `values`: what
+    the version needs and what the call has, where the two can be told apart."""
 
     code: str
     source: str
     detail: str
     line: Location | None = None
     dims: tuple[int, ...] = ()
+    values: tuple[str, ...] = ()
+
+    @staticmethod
+    def between(
+        code: str,
+        source: str,
+        version: Version,
+        needed: str,
+        got: str,
+        line: Location | None = None,
+        dims: tuple[int, ...] = (),
+    ) -> Difference:
+        """What a version needs, and a sentence about the call."""
+        detail = f"version {version.number} needs {needed}; {got}"
+        return Difference(code, source, detail, line, dims, (needed, got.removeprefix(_HAS)))
 
 
 def describe_miss(
@@ -195,6 +212,7 @@ def _described_miss(
         line.line,
         name,
         line.module,
+        difference.values,
     )
 
 
@@ -256,7 +274,7 @@ def _of_guard(version: Version, guard: Guard, call: Call) -> Difference:
         return _of_sizes(version, guard, where, value)
     got = "it is not there" if value is _ABSENT else _got(guard, value, where)
     needed = format_condition(guard, call.names)
-    return Difference(code, where, f"version {version.number} needs {needed}; {got}", guard.line)
+    return Difference.between(code, where, version, needed, got, guard.line)
 
 
 def _of_sizes(version: Version, guard: Guard, where: str, value: torch.Tensor) -> Difference:
@@ -264,8 +282,7 @@ def _of_sizes(version: Version, guard: Guard, where: str, value: torch.Tensor) -
     dims = tuple(i for i, size in enumerate(sizes) if size is not None and size != value.shape[i])
     needed = " and ".join(f"{where}.size({i}) == {sizes[i]}" for i in dims)
     got = " and ".join(str(value.shape[i]) for i in dims)
-    detail = f"version {version.number} needs {needed}; this call has {got}"
-    return Difference("LW142", where, detail, guard.line, dims)
+    return Difference.between("LW142", where, version, needed, _HAS + got, guard.line, dims)
 
 
 def _code(guard: Guard, call: Call) -> str:
@@ -354,9 +371,9 @@ def _of_condition(version: Version, condition: Condition, call: Call) -> Differe
         values.append(f"{format_symbol(symbol, call.names)} = {value}")
     sizes = any(symbol.kind in ("size", "stride") for symbol in symbols)
     where = ", ".join(dict.fromkeys(format_source(s.source, call.names) for s in symbols)) or "a number"
-    detail = f"version {version.number} needs {text}; this call has {', '.join(values)}"
+    got = _HAS + ", ".join(values)
     dims = tuple(dict.fromkeys(symbol.dim for symbol in symbols if symbol.kind == "size"))
-    return Difference("LW142" if sizes else "LW141", where, detail, condition.line, dims)
+    return Difference.between("LW142" if sizes else "LW141", where, version, text, got, condition.line, dims)
 
 
 def _symbol_value(source: Source, kind: str, dim: int, call: Call) -> str:
@@ -372,17 +389,14 @@ def _of_call(version: Version, reason: str, call: Call) -> Difference:
     """What is no guard: the form of the call, a global mode, a source that leads nowhere, a bound tensor."""
     region = version.region
     if _is_other_form(region, call):
-        detail = (
-            f"version {version.number} needs {_form(region.n_args, region.kwarg_names)}; "
-            f"this call has {_form(len(call.args), tuple(call.kwargs))}"
-        )
-        return Difference("LW149", "the call", detail)
+        needed = _form(region.n_args, region.kwarg_names)
+        got = _HAS + _form(len(call.args), tuple(call.kwargs))
+        return Difference.between("LW149", "the call", version, needed, got)
     now = GlobalState.now()
     for field in fields(GlobalState):
         needed, got = getattr(region.state, field.name), getattr(now, field.name)
         if needed != got:
-            detail = f"version {version.number} needs {field.name} {needed}; this call has {got}"
-            return Difference("LW148", field.name, detail)
+            return Difference.between("LW148", field.name, version, f"{field.name} {needed}", f"{_HAS}{got}")
     if reason.startswith("global state"):
         return Difference("LW148", "torch", f"version {version.number}: {reason}")
     code = "LW146" if reason.startswith("a bound tensor") else "LW144"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, fx, nn
 
 from lampwork import config, logs
-from lampwork.backends.observer import Observer
+from lampwork.backends.observer import Inside, Observer
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
 from lampwork.differentiation.peak import estimated_peak
@@ -22,7 +22,7 @@ from lampwork.graph.copying import copy_graph
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.printing import format_graph, to_python
 from lampwork.partitioning import Part, format_partition
-from lampwork.plugins.context import BackendPasses
+from lampwork.plugins.context import BackendPasses, PassContext
 from lampwork.runtime.program import Program
 from lampwork.runtime.steps import StepFacts
 from lampwork.standard import functools
@@ -84,6 +84,8 @@ class Stages(Shown, Observer):
     order; `python` is its source as runnable Python.
 
     `why_none`: says why there are no stages, where nothing was compiled.
+    `compilation`: what became of the graph, None if it was not compiled; `halves`: the same of the forward and the
+    backward of a training step. `trained`: whether `compilation` is of the forward of one.
     """
 
     name: str = ""
@@ -93,6 +95,10 @@ class Stages(Shown, Observer):
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     makers: dict[str, Callable[[], str]] = field(default_factory=dict[str, Callable[[], str]])
     why_none: Callable[[], str] = _not_called
+    compilation: Compilation | None = None
+    halves: dict[str, list[Compilation]] = field(default_factory=dict[str, "list[Compilation]"])
+    trained: bool = False
+    _halved: tuple[fx.Graph, fx.Graph] | None = None
     programs: dict[str, list[Program]] = field(default_factory=dict[str, list[Program]])
     """What the native backend made: under "" of the graph, under "forward" and "backward" of its halves in training."""
     graphs: dict[str, fx.Graph] = field(default_factory=dict[str, fx.Graph])
@@ -115,10 +121,19 @@ class Stages(Shown, Observer):
         self._keep("graph", "graph", lambda: format_graph(graph))
         self.counts["ATen nodes"] = _calls(graph)
 
+    def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
+        given = self.aten
+        if self._halved is not None and self._halved[0] is graph:
+            self.trained, given = True, self._halved[1]
+        if given is not None:
+            self.compilation = Compilation(given, _results(graph), context, graph)
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         self.backend_passes = backend_passes
+        if self.compilation is not None:
+            self.compilation.records = tuple(records)
         self.graphs[""] = graph
         self.makers["passes"] = lambda: format_records(records)
         self._keep("optimized", "graph", lambda: format_graph(graph))
@@ -126,6 +141,8 @@ class Stages(Shown, Observer):
         self.seconds["passes"] = sum(record.seconds for record in records)
 
     def partitioned(self, parts: Sequence[Part]) -> None:
+        if self.compilation is not None:
+            self.compilation.parts = tuple(parts)
         self._keep("partition", "partition", lambda: format_partition(parts))
 
     def compiled(
@@ -142,6 +159,10 @@ class Stages(Shown, Observer):
         self.counts.update(counts)
         self.seconds.update(seconds)
 
+    def built(self, inside: Inside) -> None:
+        if self.compilation is not None:
+            self.compilation.inside = inside
+
     def planned(self, program: Program) -> None:
         self.programs.setdefault("", []).append(program)
 
@@ -149,7 +170,9 @@ class Stages(Shown, Observer):
         return _Half(name, self)
 
     def differentiated(self, halves: Split) -> None:
+        self.halves.clear()  # those of the sizes before
         forward = copy_graph(halves.forward)  # passes work in place
+        self._halved = halves.forward, forward
         backwards = [copy_graph(backward.graph) for backward in halves.backwards.values()]
         self._keep("saved", "graph", lambda: format_saved(halves))
         self._keep("forward", "graph", lambda: format_graph(forward))
@@ -271,12 +294,54 @@ class Stages(Shown, Observer):
 
 
 @dataclass(slots=True)
+class Compilation:
+    """What became of one graph.
+
+    Attributes:
+        recorded: the graph, as it was before the passes.
+        results: the names of what it returned to them: what differentiating needs is appended.
+        context: makes the context that they run in.
+        graph: the graph after the passes.
+        records: what each pass did.
+        parts: who takes what of it.
+        inside: what the native backend made of its part.
+    """
+
+    recorded: fx.Graph
+    results: tuple[str, ...]
+    context: Callable[[], PassContext]
+    graph: fx.Graph
+    records: Sequence[PassRecord] = ()
+    parts: Sequence[Part] = ()
+    inside: Inside | None = None
+
+    def given(self) -> fx.Graph:
+        """A copy of the graph that the passes were given."""
+        copy = copy_graph(self.recorded)
+        nodes = {node.name: node for node in copy.nodes}
+        output = next(iter(reversed(copy.nodes)))
+        output.args = (tuple(nodes[name] for name in self.results),)
+        return copy
+
+
+def _results(graph: fx.Graph) -> tuple[str, ...]:
+    output: Any = next(iter(reversed(graph.nodes)))
+    return tuple(node.name for node in output.args[0])
+
+
+@dataclass(slots=True)
 class _Half(Observer):
     """Keeps what becomes of half a training step."""
 
     looks: ClassVar[bool] = False
     name: str
     stages: Stages
+    made: Compilation | None = None
+
+    def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
+        # Saved tensors were laid out since the halves were made.
+        self.made = Compilation(copy_graph(graph), _results(graph), context, graph)
+        self.stages.halves.setdefault(self.name, []).append(self.made)
 
     @property
     def title(self) -> str:
@@ -286,6 +351,16 @@ class _Half(Observer):
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         self.stages.graphs[self.name] = graph
+        if self.made is not None:
+            self.made.records = tuple(records)
+
+    def partitioned(self, parts: Sequence[Part]) -> None:
+        if self.made is not None:
+            self.made.parts = tuple(parts)
+
+    def built(self, inside: Inside) -> None:
+        if self.made is not None:
+            self.made.inside = inside
 
     def planned(self, program: Program) -> None:
         self.stages.programs.setdefault(self.name, []).append(program)

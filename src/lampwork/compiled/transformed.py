@@ -11,6 +11,7 @@ from lampwork.backends.protocol import Backend
 from lampwork.compiled.function import Function
 from lampwork.partitioning import Part, partition
 from lampwork.partitioning.foreign import pass_context
+from lampwork.standard import functools
 from lampwork.transforms.pipeline import run_passes
 
 
@@ -19,6 +20,7 @@ def transform(
 ) -> Sequence[Part]:
     """Run the passes over `graph`, in place, and ask the backends which part of it they take."""
     ctx = pass_context(function.config, backends)
+    observer.transforming(graph, functools.partial(pass_context, function.config, tuple(backends)))
     records = run_passes(graph, function.config, ctx=ctx)
     for fault in ctx.faults:
         function.note_fault(fault, "the graph as it was before")

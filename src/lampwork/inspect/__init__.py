@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from lampwork.inspect.explain import Explainer, explain
-from lampwork.inspect.explanation import Explanation, GuardLine, RegionReport
+from lampwork.inspect.explanation import Explanation, FunctionReport, GuardLine, RegionReport
+from lampwork.inspect.report import report_data
 
-__all__ = ["Explainer", "Explanation", "GuardLine", "RegionReport", "explain"]
+__all__ = [
+    "Explainer",
+    "Explanation",
+    "FunctionReport",
+    "GuardLine",
+    "RegionReport",
+    "explain",
+    "report_data",
+]

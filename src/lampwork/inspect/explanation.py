@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
+from pathlib import Path
 from typing import Any
 
 from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import TRAINED, Stages
 from lampwork.display import Block, Folded, Shown, Table
+from lampwork.inspect.report.data import report_data
+from lampwork.inspect.report.page import save
 from lampwork.records import record
 
 
@@ -60,11 +64,22 @@ class RegionReport(Shown):
 
 
 @record
+class FunctionReport(Shown):
+    """A function that was compiled, or a resume function or callee of it. `regions`: the numbers of its versions among
+    those of the explanation. `refusals`: why calls of it run eager."""
+
+    name: str
+    regions: tuple[int, ...]
+    refusals: tuple[Record, ...]
+
+
+@record
 class Explanation(Shown):
     """How a function and its call were compiled. `str()` is a report to read, `to_json()` the same as data.
 
     `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
     callee ends the regions of all its callers, but is listed once. A refusal is a function that runs eager as a whole.
+    `options`: those that all the functions were compiled with.
     """
 
     name: str
@@ -72,6 +87,8 @@ class Explanation(Shown):
     breaks: tuple[Record, ...]
     refusals: tuple[Record, ...]
     recompiles: tuple[Record, ...]
+    functions: tuple[FunctionReport, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def seconds(self) -> float:
@@ -104,11 +121,20 @@ class Explanation(Shown):
             "seconds": self.seconds,
         }
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a report as one HTML file that needs nothing else: graphs through all passes, kernels with their code,
+        memory, guards, and where the time went. Gives its path; `report_data` gives what it shows.
+
+        Raises:
+            ReportError: the file cannot be written.
+        """
+        return save(report_data(self), path)
+
     def _brief(self) -> str:
-        return _summary(self)
+        return format_counts(self)
 
     def _blocks(self) -> Iterable[Block]:
-        yield _summary(self)
+        yield format_counts(self)
         head = ("region", "lines", "operators", "guards", "calls", "compiled in")
         yield Table(head, tuple(map(_region_row, self.regions)))
         records = (("break", self.breaks), ("runs eager", self.refusals), ("compiled again", self.recompiles))
@@ -155,7 +181,7 @@ def _region_dict(region: RegionReport) -> dict[str, Any]:
 
 def format_explanation(explanation: Explanation) -> str:
     """The report: a summary, each region, then refusals and recompilations with their fixes."""
-    lines = [_summary(explanation)]
+    lines = [format_counts(explanation)]
     for region in explanation.regions:
         lines += ["", *_format_region(region)]
     for title, records in (
@@ -167,13 +193,14 @@ def format_explanation(explanation: Explanation) -> str:
     return "\n".join(lines)
 
 
-def _summary(explanation: Explanation) -> str:
-    counts = [
+def format_counts(explanation: Explanation) -> str:
+    """How many regions, graph breaks, refusals and recompilations there are, in a line."""
+    counts = (
         _count(len(explanation.regions), "region"),
         _count(len(explanation.breaks), "graph break"),
         _count(len(explanation.refusals), "refusal"),
         _count(len(explanation.recompiles), "recompilation"),
-    ]
+    )
     return f"{explanation.name}: {', '.join(counts)}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -226,7 +226,8 @@ class _Rehearsal:
             return self.rule in ctx.selection.rules
         return bool(self.home) and step.name == self.home
 
-    def _see(self, rule: Rule, match: Match) -> None:
+    def _see(self, rule: Rule, match: Match, new: Sequence[fx.Node]) -> None:
+        del new
         if rule is self.rule or (self.home and rule.name == self.rule.name):
             self.fired.append(Spot(match.root.name, match.root.meta.get("location"), ""))
 

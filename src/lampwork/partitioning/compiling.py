@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, fx
 
 from lampwork import counters, pristine
 from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.observer import Inside, Observer
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
 from lampwork.errors import (
     BackendCompileError,
@@ -71,7 +72,7 @@ class Made:
     `demands`: what it is right for, where the graph has symbols.
     `checks`: how many more runs are to be checked fully. `copies`: numbers of the outputs that are to be copied, as
     their memory is not theirs. `seen`: the outputs of the run before, while there are checks. `fault`: what was wrong
-    with it, after which nobody runs it.
+    with it, after which nobody runs it. `told`: what observers of equal graphs are told as well.
     """
 
     compiled: Compiled
@@ -80,6 +81,7 @@ class Made:
     copies: frozenset[int] = frozenset()
     seen: tuple[Tensor, ...] = ()
     fault: BackendError | None = None
+    told: tuple[Inside | Program, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +89,31 @@ class _Slot:
     lock: threading.RLock = field(default_factory=new_lock)
     made: Made | None = None
     fault: BackendError | None = None
+
+
+@dataclass(slots=True)
+class _Listener(Observer):
+    """Hears what a backend tells of what is kept for equal graphs, and passes it on."""
+
+    looks: ClassVar[bool] = False
+    to: Observer
+    told: list[Inside | Program] = field(default_factory=list["Inside | Program"])
+
+    def planned(self, program: Program) -> None:
+        self.told.append(program)
+        self.to.planned(program)
+
+    def built(self, inside: Inside) -> None:
+        self.told.append(inside)
+        self.to.built(inside)
+
+
+def _tell(observer: Observer, told: Sequence[Inside | Program]) -> None:
+    for each in told:
+        if isinstance(each, Program):
+            observer.planned(each)
+        else:
+            observer.built(each)
 
 
 @record
@@ -134,6 +161,7 @@ def compile_graph(
                     return _compile(backend, traits, graph, options, bound)
                 demands.make_of(scope)
             counters.add("backend_cache_hits")
+            _tell(options.observer, slot.made.told)
             return slot.made
         fault = slot.fault if slot.made is None else slot.made.fault
         if fault is not None:
@@ -142,7 +170,9 @@ def compile_graph(
             known = (
                 (0, frozenset[str]()) if scope is None else (len(scope.conditions), frozenset(scope.derived))
             )
-            slot.made = _compile(backend, traits, graph, options, bound)
+            listener = _Listener(options.observer)
+            slot.made = _compile(backend, traits, graph, replace(options, observer=listener), bound)
+            slot.made.told = tuple(listener.told)
             if scope is not None:
                 derived = {name: n for name, n in scope.derived.items() if name not in known[1]}
                 slot.made.demands = Demands(tuple(scope.conditions[known[0] :]), derived)

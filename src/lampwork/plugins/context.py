@@ -41,10 +41,10 @@ def _nobody(node: fx.Node) -> bool:
 class PassContext:
     """`fuel` rewrites are left (-1: no limit). `hits` counts what fired, `refusals` what matched and was not applied,
     by (name, reason). `faults` are those of plug-ins that were left out, whose rewrites are `banned`. `selection` is
-    what users registered and is on. `witness` is told each match that is about to be replaced. `kept` are operators
-    that a backend wants as they were written: they are only dropped where nothing needs them, or for an equal one.
-    `foreign` says of a node whether a backend from outside is to take it. `backend_passes` are those of the backends
-    that the graph is for."""
+    what users registered and is on. `witness` is told each match that is about to be replaced, and by what. `kept` are
+    operators that a backend wants as they were written: they are only dropped where nothing needs them, or for an equal
+    one. `foreign` says of a node whether a backend from outside is to take it. `backend_passes` are those of the
+    backends that the graph is for."""
 
     config: Config = field(default_factory=Config)
     fuel: int = -1
@@ -56,11 +56,11 @@ class PassContext:
     numeric: NumericCheck | None = None
     running: str = ""  # the pass
     counting: bool = True  # False: nothing counts, as it is a rehearsal
-    witness: Callable[[Rule, Match], None] | None = None
+    witness: Callable[[Rule, Match, Sequence[fx.Node]], None] | None = None
     kept: frozenset[Any] = frozenset()
     foreign: Callable[[fx.Node], bool] = _nobody
     backend_passes: BackendPasses = ()
-    _approved: tuple[Rule, Match] | None = None
+    _approved: tuple[Rule, Match, Sequence[fx.Node]] | None = None
 
     @staticmethod
     def of(config: Config, kept: frozenset[Any] = frozenset()) -> PassContext:
@@ -83,7 +83,8 @@ class PassContext:
             return False
         if node is not None and node.target in self.kept and name not in _DROPPING:
             return False
-        rule, match = approved if approved is not None and approved[0].name == name else (None, None)
+        known = approved is not None and approved[0].name == name
+        rule, match, new = approved if approved is not None and known else (None, None, ())
         node = match.root if match is not None else node
         if self.counting and not process_fuel().spend(lambda: self._described(name, rule, node)):
             return False
@@ -93,7 +94,7 @@ class PassContext:
         if self.numeric is not None and rule is not None and rule.tolerance:
             self.numeric.approximated = True
         if self.witness is not None and rule is not None and match is not None:
-            self.witness(rule, match)
+            self.witness(rule, match, new)
         return True
 
     def _described(self, name: str, rule: Rule | None, node: fx.Node | None) -> dict[str, str]:
@@ -126,10 +127,10 @@ class PassContext:
             NumericError: it would change results, under verify="numeric".
         """
         if self.kept:
-            whole = next((node for node in _dropped(match.roots) if node.target in self.kept), None)
+            whole = next((node for node in dropped(match.roots) if node.target in self.kept), None)
             if whole is not None:
                 return No(f"a backend keeps {whole.target}")
-        self._approved = rule, match
+        self._approved = rule, match, new
         if self.numeric is not None:
             self.numeric.check_rewrite(rule, match, old, new)
         return Yes()
@@ -162,7 +163,7 @@ class PassContext:
         return Editor(graph, self.infer, point)
 
 
-def _dropped(roots: Sequence[fx.Node]) -> list[fx.Node]:
+def dropped(roots: Sequence[fx.Node]) -> list[fx.Node]:
     """`roots`, and all that nothing else needs."""
     found = dict.fromkeys(roots)
     work = list(roots)

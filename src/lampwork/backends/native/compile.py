@@ -35,7 +35,7 @@ from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.native.tasks import ExternTask, KernelTask
 from lampwork.backends.native.tuning.race import Tuning
 from lampwork.backends.native.tuning.tune import Candidate, tune
-from lampwork.backends.observer import Observer
+from lampwork.backends.observer import Inside, Observer
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
 from lampwork.codegen.target import CodeGenerator, Target
@@ -58,7 +58,8 @@ from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.rewriting.matching.values import is_constant
-from lampwork.runtime.program import Program
+from lampwork.runtime.program import CallKernel, Program
+from lampwork.standard import functools
 from lampwork.verdict import Verdict, Yes
 
 
@@ -70,6 +71,8 @@ class Artifacts:
     constant: list[Definition] = field(default_factory=list[Definition])
     decisions: list[Decision] = field(default_factory=list[Decision])
     generated: Generated | None = None
+    names: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Buffers -> the values of the program."""
     program: Program | None = None
     """Of a graph with symbols, the one for their hints."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -141,6 +144,7 @@ class NativeBackend:
             closed = concrete_graph(graph, hints)
             program = compile_program(closed, options.mutations, target, artifacts, title=title)
         options.observer.planned(cast(Program, artifacts.program))
+        options.observer.built(_inside(graph, artifacts, target))
         if options.observer.looks:
             _show(options.observer, graph, artifacts, target)
         return program
@@ -246,6 +250,7 @@ def compile_program(
         devices,
         _updates(groups),
     )
+    artifacts.names = layout.names
     layout = replace(layout, name=title, labels=facts.labels(layout.work), facts=facts)
     artifacts.program = layout.place(hints)
     clock.lap("plan")
@@ -370,6 +375,43 @@ def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Tar
         },
         artifacts.seconds,
     )
+
+
+def _inside(graph: fx.Graph, artifacts: Artifacts, target: Target) -> Inside:
+    generated, generator = cast(Generated, artifacts.generated), target.generate(target)
+    return Inside(
+        graph,
+        cast(Program, artifacts.program),
+        artifacts.names,
+        artifacts.decisions,
+        functools.partial(_loops_of, generated),
+        functools.partial(_llvm_of, generated, generator),
+        generator.assembly,
+    )
+
+
+def _loops_of(generated: Generated, call: CallKernel) -> str:
+    """The loops of a kernel of a program; "" for a template."""
+    named = [kernel for kernel in generated.kernels if kernel.origin == call.name]
+    if len(named) > 1:  # a group that takes several kernels
+        codes = _codes(generated)
+        named = [kernel for kernel in named if codes.get(kernel.name) is call.code]
+    return "\n\n".join(map(format_kernel, named))
+
+
+def _llvm_of(generated: Generated, generator: CodeGenerator, call: CallKernel) -> str:
+    """What the code of a kernel or template of a program was compiled from."""
+    for template in generated.templates:
+        if template.code is call.code:
+            return template.text
+    codes = _codes(generated)
+    found = [kernel for kernel in generated.kernels if codes.get(kernel.name) is call.code]
+    return "\n".join(generator.texts(found[:1]))
+
+
+def _codes(generated: Generated) -> dict[str, object]:
+    """Kernels by name, and their code."""
+    return {task.name: task.code for task in generated.tasks if isinstance(task, KernelTask)}
 
 
 def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:

@@ -199,6 +199,8 @@ class Layout:
     undo: tuple[tuple[int, CallKernel | KernelStep], ...] = ()
     device: torch.device = CPU
     """What the kernels run on."""
+    names: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Buffers by name -> the number of their value, to look at."""
     work: tuple[Task | None, ...] = ()
     """What each call among the steps does; None: it writes back to an input."""
     name: str = ""
@@ -543,6 +545,7 @@ def plan(
         _scalars([*steps, *takes_back], keys),
         tuple(undo),
         devices.main,
+        planner.numbers,
         tuple(work),
     )
 

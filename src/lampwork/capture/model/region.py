@@ -271,7 +271,8 @@ class Record(Shown):
     """One graph break, refusal or recompilation. Logs, warnings, explain and errors print this same record.
 
     `module`: the module whose `forward` ran on that line, such as `encoder.layer.3 (Linear)`; "" if that is what was
-    compiled, or there is none."""
+    compiled, or there is none. `values`: of a recompilation what a version needs and what the call has, where the two
+    can be told apart."""
 
     code: str
     cause: str
@@ -280,6 +281,7 @@ class Record(Shown):
     line: int
     function: str = ""
     module: str = ""
+    values: tuple[str, ...] = ()
 
     @property
     def location(self) -> Location:

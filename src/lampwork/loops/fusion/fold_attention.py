@@ -58,16 +58,18 @@ def fold_attentions(work: Work, accepts: Accepts) -> None:
         if first is None:
             continue  # an input
         what = f"fold {softmax.scores} and {definition.out.name} into an attention"
+        names = softmax.scores, definition.out.name
         made = folded(work.definitions[first], definition, softmax)
         if isinstance(made, str):
-            work.decide(what, False, made)
+            work.decide(what, False, made, *names)
         elif work.reads[first] & work.mutated or not accepts(made):
-            work.decide(what, False, "two products are faster, or there is no template for it")
+            reason = "two products are faster, or there is no template for it"
+            work.decide(what, False, reason, *names)
         else:
             for each in (first, *softmax.numbers):
                 work.remove(each)
             work.replace(number, made)
-            work.decide(what, True, "scores exist a block at a time")
+            work.decide(what, True, "scores exist a block at a time", *names)
 
 
 def folded(first: Definition | None, second: Gemm, softmax: _Softmax) -> Attention | str:

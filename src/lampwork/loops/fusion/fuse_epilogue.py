@@ -29,17 +29,19 @@ def fold_epilogues(work: Work) -> None:
             readers = work.readers_of(gemm.out.name)
             if len(readers) != 1:
                 if readers:
-                    work.decide(f"epilogue of {gemm.out.name}", False, f"{len(readers)} definitions read it")
+                    what = f"epilogue of {gemm.out.name}"
+                    work.decide(what, False, f"{len(readers)} definitions read it", gemm.out.name)
                 break
             consumer = work.definitions[readers[0]]
             if not isinstance(consumer, Map) or consumer.onto is not None:
                 break
             what = f"fold {consumer.out.name} into the matrix product {gemm.out.name}"
+            names = consumer.out.name, gemm.out.name
             result = folded(gemm, consumer)
             if isinstance(result, str):
-                work.decide(what, False, result)
+                work.decide(what, False, result, *names)
                 break
-            work.decide(what, True, "computed while the tile is in registers")
+            work.decide(what, True, "computed while the tile is in registers", *names)
             work.remove(place)
             place = readers[0]
             work.replace(place, result)

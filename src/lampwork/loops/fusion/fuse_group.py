@@ -36,6 +36,7 @@ from lampwork.loops.ir.nodes import (
     Reduce,
     Scan,
 )
+from lampwork.records import record
 from lampwork.standard import heapq
 
 _MOST_MEMBERS = 24
@@ -51,6 +52,17 @@ class _Draft:
     numbers: list[int]
     direct: set[int] = field(default_factory=set[int])
     after: int = 0
+
+
+@record
+class _Join:
+    """A definition that may join the group of another one."""
+
+    name: str
+    onto: str
+
+    def __str__(self) -> str:
+        return f"join {self.name} to the group of {self.onto}"
 
 
 def form_groups(work: Work) -> list[Group]:
@@ -127,7 +139,7 @@ class _Former:
 
     def _join(self, candidate: int, number: int, definition: Map | Reduce, needs: set[int]) -> bool:
         draft = self.drafts[candidate]
-        what = f"join {definition.out.name} to the group of {self._name(draft)}"
+        what = _Join(definition.out.name, self._name(draft))
         vertical = any(self.owner.get(name) == candidate for name in self.work.reads[number])
         if len(draft.numbers) >= _MOST_MEMBERS:
             return self._no(what, f"the group has {_MOST_MEMBERS} members", vertical)
@@ -151,7 +163,8 @@ class _Former:
         self.work.replace(number, renamed)
         draft.numbers.append(number)
         self._depend(candidate, needs - {candidate})
-        return self.work.decide(what, True, "same rows" if kind == "rows" else "same points")
+        reason = "same rows" if kind == "rows" else "same points"
+        return self.work.decide(str(what), True, reason, what.name, what.onto)
 
     def _holds_columns(
         self, domain: Domain, definition: Map | Reduce, members: Sequence[Map | Reduce]
@@ -192,10 +205,10 @@ class _Former:
             return converted
         return "rows", converted[0], definition, list(converted[1])
 
-    def _no(self, what: str, reason: str, vertical: bool) -> bool:
+    def _no(self, what: _Join, reason: str, vertical: bool) -> bool:
         """Records refusals to join what is read; that two readers of one buffer do not match is nothing to tell."""
         if vertical:
-            self.work.decide(what, False, reason)
+            self.work.decide(str(what), False, reason, what.name, what.onto)
         return False
 
     def _member(self, number: int) -> Map | Reduce:
@@ -224,7 +237,8 @@ class _Former:
                 continue
             replaced = {name_of(reader): result for reader, result in zip(readers, kept, strict=True)}
             found = [replaced.get(name_of(other), other) for other in found if other is not now]
-            self.work.decide(f"compute {name} where it is read", True, "its rows are too long for scratch")
+            what = f"compute {name} where it is read"
+            self.work.decide(what, True, "its rows are too long for scratch", name)
         return tuple(found)
 
     # --- bookkeeping --------------------------------------------------------------------------------------------------

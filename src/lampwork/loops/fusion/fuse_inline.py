@@ -191,10 +191,10 @@ def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
         for reader in readers
         if (consumer := work.definitions[reader]) is not None
     ):
-        work.decide(f"inline {name}", False, "it checks indices that its reader does not read")
+        work.decide(f"inline {name}", False, "it checks indices that its reader does not read", name)
         return
     if work.reads[number] & work.mutated:
-        work.decide(f"inline {name}", False, "it reads a buffer that is written to")
+        work.decide(f"inline {name}", False, "it reads a buffer that is written to", name)
         return
     replaced: list[tuple[int, Definition]] = []
     for reader in readers:
@@ -203,12 +203,14 @@ def _inline(work: Work, number: int, producer: Map, readers: list[int]) -> None:
             continue
         result = inlined(producer, consumer)
         if isinstance(result, str):
-            work.decide(f"inline {name} into {name_of(consumer)}", False, result)
+            onto = name_of(consumer)
+            work.decide(f"inline {name} into {onto}", False, result, name, onto)
             return
         replaced.append((reader, result))
     for reader, result in replaced:
         work.replace(reader, result)
-        work.decide(f"inline {name} into {name_of(result)}", True, "computed where it is read")
+        onto = name_of(result)
+        work.decide(f"inline {name} into {onto}", True, "computed where it is read", name, onto)
     work.remove(number)
 
 

@@ -46,11 +46,13 @@ class Group:
 
 @record
 class Decision:
-    """One step of fusion taken or not taken, and why."""
+    """One step of fusion taken or not taken, and why. `names`: the definitions that it is about, the one that would go
+    first."""
 
     what: str
     verdict: bool
     reason: str
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{'yes' if self.verdict else 'no '}  {self.what}: {self.reason}"

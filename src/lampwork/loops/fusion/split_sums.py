@@ -34,7 +34,8 @@ def split_sums(work: Work) -> Work:
             found.extend(
                 _by_rows(definition, rows) if len(rows) < len(definition.over) else _by_row(definition)
             )
-            work.decide(f"reduce {definition.out.name} by row", True, "it reads what is made of the rows")
+            name = definition.out.name
+            work.decide(f"reduce {name} by row", True, "it reads what is made of the rows", name)
         else:
             found.append(definition)
     if not splits:

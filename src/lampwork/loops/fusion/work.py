@@ -80,6 +80,6 @@ class Work:
         self.reads[number] = set()
         self.definitions[number] = None
 
-    def decide(self, what: str, verdict: bool, reason: str) -> bool:
-        self.decisions.append(Decision(what, verdict, reason))
+    def decide(self, what: str, verdict: bool, reason: str, *names: str) -> bool:
+        self.decisions.append(Decision(what, verdict, reason, names))
         return verdict

@@ -1,0 +1,55 @@
+"""The steps of a compiled region as data: kernels and calls of ATen, with what each computes and its code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lampwork.backends.observer import Inside
+from lampwork.inspect.report.memory import Steps
+from lampwork.inspect.report.tables import Tables
+from lampwork.runtime.program import CallKernel
+
+
+def groups_data(
+    inside: Inside, steps: Steps, names: Mapping[str, str], tables: Tables
+) -> list[dict[str, Any]]:
+    """One group for each step, in order. `names`: those that the report gives to nodes of what was compiled."""
+    codes = _Codes(inside, tables)
+    facts = inside.program.steps()
+    found: list[dict[str, Any]] = []
+    for number, call in enumerate(steps.calls):
+        data: dict[str, Any] = {"id": f"k{number}", "step": number, "name": call.name}
+        if facts:
+            fact = facts[number]
+            data |= {"kind": fact.kind, "nodes": [names[name] for name in fact.nodes]}
+            data |= {"reads": fact.bytes_read, "writes": fact.bytes_written}
+            # 0 is also what an operator counts whose arithmetic is not known.
+            data |= {"flops": fact.flops} if fact.flops or fact.kind != "aten" else {}
+            data |= {"dtype": fact.dtype} if fact.dtype else {}
+        if isinstance(call, CallKernel):
+            data["texts"] = codes.of(call)
+        found.append(data)
+    return found
+
+
+class _Codes:
+    """The texts of kernels. Compiling one to assembly takes as long as compiling it did, so equal ones share theirs."""
+
+    def __init__(self, inside: Inside, tables: Tables) -> None:
+        self.inside = inside
+        self.tables = tables
+        self.llvm: dict[int, str] = {}
+
+    def of(self, call: CallKernel) -> dict[str, int]:
+        """The numbers of the texts of a kernel."""
+        key = id(call.code)  # which the program holds
+        if key not in self.llvm:
+            self.llvm[key] = self.inside.llvm(call)
+        llvm = self.llvm[key]
+        texts = {
+            "loops": self.inside.loops(call),
+            "llvm": llvm,
+            "assembly": self.tables.made_of(llvm, self.inside.assembly) if llvm else "",
+        }
+        return {name: self.tables.text(text) for name, text in texts.items() if text}
