@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lampwork.display import Shown
 from lampwork.errors import ProfileError
 from lampwork.inspect.machine.limits import Limits
 from lampwork.inspect.profile.kept_limits import limits_of_machine
@@ -24,7 +25,7 @@ MOST = 40
 """Rows that a table has, unless it is asked for others."""
 
 
-class Profile:
+class Profile(Shown):
     """What ran in a `with lampwork.profile() as p:`, in all threads. Made by `profile()`.
 
     wall: seconds from the beginning to the end. Everything else is worked out when it is first asked for.
