@@ -53,6 +53,12 @@ export function link(text: string, go: () => void, title?: string): HTMLButtonEl
   return h("button.link", { type: "button", onclick: go, title }, text);
 }
 
+/** Does what a later key press needs while nobody waits; Safari knows no idle time. */
+export function whenIdle(act: () => void): void {
+  if (typeof requestIdleCallback === "function") requestIdleCallback(act);
+  else setTimeout(act, 300);
+}
+
 let next = 0;
 /** An id for `aria-labelledby` and its like. */
 export function freshId(stem: string): string {

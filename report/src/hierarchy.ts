@@ -42,7 +42,8 @@ export class Hierarchy {
 
   box(id: string): Box | undefined {
     const group = this.region.groups.get(id);
-    const known = this.leafOf.get(group?.nodes?.[0] ?? id);
+    // A kernel that works for nodes of others, such as one that packs a matrix, is where these are.
+    const known = this.leafOf.get(group?.nodes?.find((each) => this.region.groupOf.get(each) === group) ?? group?.nodes?.[0] ?? id);
     return group && known?.kind === "node" && known.parent?.kind === "group" ? known.parent : known;
   }
 

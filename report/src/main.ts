@@ -49,7 +49,7 @@ class Page implements App {
     // A record's region counts the report's own regions, so backwards come behind all of them.
     report.regions.forEach((region, index) => add(region, region.name || `region ${index}`));
     report.regions.forEach((region, index) => region.backward && add(region.backward, `${region.name || `region ${index}`} · backward`));
-    this.place = this.valid(readPlace(location.hash));
+    this.place = location.hash ? this.valid(readPlace(location.hash)) : { view: "overview", region: this.largest(), selected: undefined };
     this.search = new Search(this);
     document.title = report.title ? `${report.title} – Lampwork report` : "Lampwork report";
     document.getElementById("page")!.replaceChildren(this.header(), h("div.frame", this.navigation, this.main, this.aside), this.footer());
@@ -83,6 +83,12 @@ class Page implements App {
   go(view: string, change: Partial<Place> = {}): void {
     this.change({ ...this.place, ...change, view });
     this.main.focus({ preventScroll: true });
+  }
+
+  /** The region that most readers mean, where none is named. */
+  private largest(): number {
+    const sizes = this.data.map((region) => region.groups?.length ?? 0);
+    return Math.max(0, sizes.indexOf(Math.max(0, ...sizes)));
   }
 
   private valid(place: Place): Place {

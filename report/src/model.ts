@@ -21,6 +21,8 @@ export interface ModuleNode {
 export class RegionModel {
   readonly history: History;
   readonly groups = new Map<string, Group>();
+  /** All kernels that work for a node, and among them the one that computes it: that with most arithmetic. */
+  readonly groupsOf = new Map<NodeId, Group[]>();
   readonly groupOf = new Map<NodeId, Group>();
   readonly readers = new Map<NodeId, NodeId[]>();
   readonly position = new Map<NodeId, number>();
@@ -35,7 +37,11 @@ export class RegionModel {
     this.history = new History(region.graphs);
     for (const group of region.groups ?? []) {
       this.groups.set(group.id, group);
-      for (const id of group.nodes ?? []) if (!this.groupOf.has(id)) this.groupOf.set(id, group);
+      for (const id of group.nodes ?? []) {
+        push(this.groupsOf, id, group);
+        const other = this.groupOf.get(id);
+        if (!other || (group.flops ?? 0) >= (other.flops ?? 0)) this.groupOf.set(id, group);
+      }
     }
     this.history.order.forEach((id, index) => {
       this.position.set(id, index);
@@ -151,8 +157,16 @@ export function bytesOf(group: Group): number | undefined {
   return group.reads === undefined && group.writes === undefined ? undefined : (group.reads ?? 0) + (group.writes ?? 0);
 }
 
+const operatorNames = new Map<string, string>();
+
+/** The name of an operator without its namespace and overload. */
 export function operator(op: string): string {
-  return op.replace(/^aten::/, "");
+  let name = operatorNames.get(op);
+  if (name === undefined) {
+    name = op.replace(/^aten::/, "").replace(/\.\w+$/, "");
+    operatorNames.set(op, name);
+  }
+  return name;
 }
 
 function push<T>(map: Map<string, T[]>, key: string, value: T): void {

@@ -44,14 +44,14 @@ function facts(rows: [string, Node | string | undefined][]): HTMLElement {
 }
 
 function nodeFacts(app: App, node: GraphNode): HTMLElement {
-  const group = app.region().groupOf.get(node.id);
+  const groups = app.region().groupsOf.get(node.id) ?? [];
   return facts([
     ["Operator", node.op],
     ["Arguments", node.args],
     ["Result", results(node)],
     ["Marked", node.flags?.join(", ")],
     ["Size", node.bytes === undefined ? undefined : bytes(node.bytes)],
-    ["Computed by", group ? link(group.name ?? group.id, () => app.select(group.id)) : undefined],
+    ["Computed by", groups.length ? h("ul.nodes", groups.map((group) => h("li", link(group.name ?? group.id, () => app.select(group.id))))) : undefined],
   ]);
 }
 
@@ -108,7 +108,7 @@ function sources(app: App, nodes: GraphNode[]): HTMLElement | null {
 }
 
 export function nodeLine(app: App, node: GraphNode): HTMLElement {
-  return h("code", link(node.id, () => app.select(node.id)), ` = ${operator(node.op)}(`, h("span.dim", node.args ?? (node.inputs ?? []).join(", ")), ")", h("span.shape", ` ${results(node)}`));
+  return h("code", link(node.id, () => app.select(node.id)), ` = ${node.op.replace(/^aten::/, "")}(`, h("span.dim", node.args ?? (node.inputs ?? []).join(", ")), ")", h("span.shape", ` ${results(node)}`));
 }
 
 function dataflow(app: App, region: RegionModel, nodes: GraphNode[]): HTMLElement | null {

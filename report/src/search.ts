@@ -1,6 +1,6 @@
 // One field that finds kernels, nodes, operators, modules, source lines and records, in all that the region has.
 import type { App } from "./app";
-import { freshId, h } from "./dom";
+import { freshId, h, whenIdle } from "./dom";
 import { results, shortPath } from "./format";
 import { operator } from "./model";
 import { operators } from "./views/modules";
@@ -30,8 +30,10 @@ export class Search {
 
   constructor(private readonly app: App) {
     this.field = h("input", { type: "text", role: "combobox", "aria-expanded": "true", "aria-controls": this.list.id, "aria-label": "Search", placeholder: "Names, operators, modules, source lines", autocomplete: "off", spellcheck: "false", oninput: () => this.find(), onkeydown: (event: KeyboardEvent) => this.onkey(event) });
-    this.dialog = h("dialog.search", { "aria-label": "Search", onclick: (event: MouseEvent) => event.target === this.dialog && this.dialog.close() }, this.field, this.status, this.list);
+    // Escape is handled here: what the browser does for it comes later, when the dialog may be open again.
+    this.dialog = h("dialog.search", { "aria-label": "Search", closedby: "none", onclick: (event: MouseEvent) => event.target === this.dialog && this.close() }, this.field, this.status, this.list);
     document.body.append(this.dialog);
+    whenIdle(() => this.entries());
   }
 
   open(): void {
@@ -100,8 +102,14 @@ export class Search {
     this.list.children[this.at]?.scrollIntoView({ block: "nearest" });
   }
 
-  private take(index: number): void {
+  private close(): void {
+    // A field that is hidden keeps the focus for a while, and with it the next key.
+    this.field.blur();
     this.dialog.close();
+  }
+
+  private take(index: number): void {
+    this.close();
     this.found[index]?.open();
   }
 
@@ -109,7 +117,7 @@ export class Search {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step && this.found.length) this.at = (this.at + step + this.found.length) % this.found.length;
     else if (event.key === "Enter") this.take(this.at);
-    else if (event.key === "Escape") this.dialog.close();
+    else if (event.key === "Escape") this.close();
     else return;
     this.mark();
     event.preventDefault();

@@ -4,6 +4,7 @@ import { clear, h, set, svg } from "../dom";
 import { count, percent, seconds } from "../format";
 import { Hierarchy, type Box } from "../hierarchy";
 import { Layout, pathOf, type Placed } from "../layout";
+import type { RegionModel } from "../model";
 
 const FIRST_VIEW = 48;
 const MOST_OPEN = 900;
@@ -11,8 +12,7 @@ const MOST_OPEN = 900;
 export function graph(app: App): View {
   const region = app.region();
   if (!region.history.order.length) return { element: h("p.note", "The graph of this region is not known.") };
-  const hierarchy = new Hierarchy(region);
-  const layout = new Layout(hierarchy);
+  const { hierarchy, layout } = drawing(region);
   let open = firstOpen(hierarchy.root);
   let zoom = 1;
   let placed: Placed[] = [];
@@ -198,6 +198,19 @@ export function graph(app: App): View {
   const button = (text: string, title: string, act: () => void) => h("button.small", { type: "button", title, "aria-label": title, onclick: act }, text);
   const tools = h("div.bar-line", status, button("Open all", "Open all boxes, as far as a screen can take them", () => { open = allOpen(hierarchy.root); draw(); }), button("Close all", "Close all boxes", () => { open = new Set(); draw(); fit(); }), button("−", "Smaller", () => zoomTo(zoom / 1.25)), button("+", "Larger", () => zoomTo(zoom * 1.25)), button("Fit", "Fit to the width", fit));
   return { element: h("div.fill", tools, scroller), selected, shown: () => { draw(); fit(); selected(app.place.selected); } };
+}
+
+const drawings = new WeakMap<RegionModel, { hierarchy: Hierarchy; layout: Layout }>();
+
+/** Boxes and places of a region, made once. */
+function drawing(region: RegionModel): { hierarchy: Hierarchy; layout: Layout } {
+  let made = drawings.get(region);
+  if (!made) {
+    const hierarchy = new Hierarchy(region);
+    made = { hierarchy, layout: new Layout(hierarchy) };
+    drawings.set(region, made);
+  }
+  return made;
 }
 
 function inSight(box: Box | undefined, elements: Map<Box, HTMLElement>): Box | undefined {

@@ -83,6 +83,12 @@ function name(line: Line, open: Set<ModuleNode>): HTMLElement {
 
 /** A short name of what a kernel computes: its operators, in order. */
 export function operators(region: RegionModel, group: Group): string {
-  const names = (group.nodes ?? []).map((id) => operator(region.node(id)?.op ?? id));
-  return names.filter((each, index) => each !== names[index - 1]).join(" → ");
+  let text = "";
+  let last = "";
+  for (const id of group.nodes ?? []) {
+    const name = operator(region.node(id)?.op ?? id);
+    if (name !== last) text += text ? ` → ${name}` : name;
+    last = name;
+  }
+  return text;
 }

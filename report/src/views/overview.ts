@@ -11,7 +11,7 @@ import { operators } from "./modules";
 export function overview(app: App): View {
   const region = app.region();
   return {
-    element: h("div.stack", numbers(app, region), records(app), h("div.columns", slowest(app, region), modules(app, region)), kinds(region), partition(app, region), regions(app), functions(app), settings(app)),
+    element: h("div.stack", app.regions.length > 1 ? h("h2.region", region.label) : null, numbers(app, region), records(app), region.timed ? h("div.columns", slowest(app, region), modules(app, region)) : null, kinds(region), partition(app, region), regions(app), functions(app), settings(app)),
   };
 }
 
@@ -35,13 +35,13 @@ const ORDER = ["fault", "break", "refusal", "recompile"];
 const TITLES: Record<string, string> = { fault: "Fault", break: "Graph break", refusal: "Refused", recompile: "Compiled again" };
 
 function records(app: App): HTMLElement {
-  const all = [...(app.report.records ?? [])].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
+  const all = distinct(app.report.records ?? []).sort((a, b) => rank(a) - rank(b));
   if (!all.length) return h("p.calm", "No breaks, refusals or recompilations: all of it was compiled, once.");
-  const list = h("div.cards", all.slice(0, 12).map((record) => card(app, record)));
+  const list = h("div.cards", all.slice(0, 12).map((record) => card(app, record, record.times)));
   if (all.length > 12) {
     const more = h("button", { type: "button", onclick: () => {
       more.remove();
-      list.append(...all.slice(12, 200).map((record) => card(app, record)));
+      list.append(...all.slice(12, 200).map((record) => card(app, record, record.times)));
       if (all.length > 200) list.append(h("p.dim", `and ${all.length - 200} more`));
     } }, `Show ${Math.min(all.length, 200) - 12} more`);
     return h("section", h("h2", "What to mend first"), list, more);
@@ -49,12 +49,30 @@ function records(app: App): HTMLElement {
   return h("section", h("h2", "What to mend first"), list);
 }
 
-export function card(app: App, record: Record_): HTMLElement {
+function rank(record: Record_): number {
+  const at = ORDER.indexOf(record.kind);
+  return at < 0 ? ORDER.length : at;
+}
+
+/** What happened at one place for one reason is one thing to mend, however often it happened. */
+export function distinct(records: Record_[]): (Record_ & { times: number })[] {
+  const found = new Map<string, Record_ & { times: number }>();
+  for (const record of records) {
+    const { kind, code, cause, file, line, module, values } = record;
+    const key = JSON.stringify([kind, code, cause, file, line, module, values]);
+    const other = found.get(key);
+    if (other) other.times++;
+    else found.set(key, { ...record, times: 1 });
+  }
+  return [...found.values()];
+}
+
+export function card(app: App, record: Record_, times = 1): HTMLElement {
   const where = record.file ? `${shortPath(record.file)}${record.line === undefined ? "" : `:${record.line}`}` : "";
   const [old, now] = record.values ?? [];
   return h(
     `article.card.record-${ORDER.includes(record.kind) ? record.kind : "other"}`,
-    h("h3", h("span.chip", TITLES[record.kind] ?? record.kind), record.code ? h("code", record.code) : null, h("span.where", { title: record.file }, where, record.function ? h("span.dim", ` in ${record.function}`) : null)),
+    h("h3", h("span.chip", TITLES[record.kind] ?? record.kind), record.code ? h("code", record.code) : null, h("span.where", { title: record.file }, where, record.function ? h("span.dim", ` in ${record.function}`) : null), times > 1 ? h("span.dim", `${times} times`) : null),
     record.cause ? h("p", record.cause) : null,
     record.values ? h("p.values", h("span", "compiled for "), h("code.old", plain(old)), h("span", " now "), h("code.new", plain(now))) : null,
     record.file && record.line !== undefined ? (excerpt(app.report, record.file, record.line, 2) ?? null) : null,
@@ -157,7 +175,7 @@ function settings(app: App): HTMLElement | null {
   if (machine?.cpu) rows.push(["Machine", [machine.cpu, machine.isa, machine.threads === undefined ? "" : count(machine.threads, "thread")].filter(Boolean).join(", ")]);
   if (machine?.peak_gbs) rows.push(["Memory rate", `${machine.peak_gbs.toFixed(1)} GB/s`]);
   for (const [dtype, peak] of Object.entries(machine?.peak_gflops ?? {})) rows.push([`Peak, ${dtype}`, `${peak.toFixed(0)} GFLOP/s`]);
-  for (const [name, value] of Object.entries(options ?? {})) rows.push([name, plain(value)]);
+  for (const [name, value] of Object.entries(options ?? {})) if (value !== "" && value !== null) rows.push([name, plain(value)]);
   if (!rows.length) return null;
-  return h("section", h("h2", "Machine and options"), h("dl.facts", rows.flatMap(([name, value]) => [h("dt", name), h("dd", value)])));
+  return h("section", h("h2", "Machine and options"), h("dl.facts.settings", rows.flatMap(([name, value]) => [h("dt", name), h("dd", value)])));
 }

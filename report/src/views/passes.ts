@@ -1,6 +1,6 @@
 // The graph after each pass: a slider, the rewrites of that pass, and the program with what they changed.
 import type { App, View } from "../app";
-import { h, link, set } from "../dom";
+import { h, link, set, whenIdle } from "../dom";
 import { count, results, seconds } from "../format";
 import { touched, type Row } from "../history";
 import { operator } from "../model";
@@ -74,6 +74,7 @@ export function passes(app: App): View {
     fill();
   };
   show(step);
+  whenIdle(() => history.at(steps.length));
   const stepBy = (by: number) => h("button.small", { type: "button", "aria-label": by < 0 ? "Earlier pass" : "Later pass", onclick: () => show(step + by) }, by < 0 ? "‹" : "›");
   return {
     element: h("div.fill", h("div.slider", stepBy(-1), h("div.track", slider, marks), stepBy(1)), title, summary, rewrites, h("label.check", only, " Only what this pass changed"), table.element),
@@ -82,8 +83,20 @@ export function passes(app: App): View {
 
 function expression(row: Row): Node | string {
   const text = (node: GraphNode) => `${operator(node.op)}(${node.args ?? (node.inputs ?? []).join(", ")})`;
-  if (!row.before || text(row.before) === text(row.node)) return h("span.mono", text(row.node));
+  if (!row.before) return h("span.mono", text(row.node));
+  if (text(row.before) === text(row.node)) return h("span.mono", text(row.node), differences(row.before, row.node).flatMap(([name, old, now]) => [h("span.dim", `  ${name} `), old ? h("del", old) : null, " ", h("ins", now || "none")]));
   return h("span.mono", h("del", text(row.before)), " ", h("ins", text(row.node)));
+}
+
+/** What a pass changed of a node beside its call. */
+function differences(before: GraphNode, after: GraphNode): [string, string, string][] {
+  const facts: [string, (node: GraphNode) => string][] = [
+    ["kind", (node) => node.kind ?? ""],
+    ["flags", (node) => (node.flags ?? []).join(", ")],
+    ["result", results],
+    ["module", (node) => node.module ?? ""],
+  ];
+  return facts.map(([name, of]): [string, string, string] => [name, of(before), of(after)]).filter(([, old, now]) => old !== now);
 }
 
 /** Whether a pass says what it changed, not only how much. */
