@@ -12,6 +12,7 @@ from torch import nn
 import lampwork
 from lampwork.api import function_of
 from lampwork.compiled.recompiles import RECOMPILES
+from lampwork.errors import Location
 
 X = torch.arange(6.0).reshape(2, 3)
 SCALE = 2
@@ -304,13 +305,14 @@ def test_entries_have_guards_stages_and_hits():
     one, two = compiled.entries
     assert (one.name, two.name, one.hits, two.hits) == ("scaled#0", "scaled#1", 1, 2)
     assert one.regions == (one,) and one.breaks == ()
+    place = Location(__file__, LINE[scaled], "scaled")
     assert {(guard.kind, guard.line) for guard in one.guards} == {
-        ("function", ""),
-        ("tensor", f"{__file__}:{LINE[scaled]}"),
-        ("equals", f"{__file__}:{LINE[scaled]}"),
+        ("function", None),
+        ("tensor", place),
+        ("equals", place),
         # Of the class of tensors, whose __mul__ a program may replace.
-        ("mro", f"{__file__}:{LINE[scaled]}"),
-        ("class_attr", f"{__file__}:{LINE[scaled]}"),
+        ("mro", place),
+        ("class_attr", place),
     }
     assert f"args[1] == 2  # {__file__}:{LINE[scaled]}" in str(one.guards)
     assert two.operators == {"aten.mul.Tensor": 1} and [place.line for place in two.lines] == [LINE[scaled]]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from lampwork.errors import Location
 from lampwork.graph import symbols
 from lampwork.graph.concrete import concrete_graph, has_symbols
 from lampwork.graph.interpret import run_graph
@@ -42,9 +43,9 @@ def test_what_depends_becomes_a_condition_once() -> None:
 
 def test_conditions_say_where_they_come_from() -> None:
     scope = Scope()
-    scope.where = lambda: "model.py:7"
+    scope.where = lambda: Location("model.py", 7)
     assert scope.symbol(8) > 4
-    assert scope.conditions[0].line == "model.py:7"
+    assert scope.conditions[0].line == Location("model.py", 7)
 
 
 def test_what_needs_the_number_fixes_it() -> None:

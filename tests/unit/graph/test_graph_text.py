@@ -19,6 +19,7 @@ from torch import fx
 from lampwork.errors import InvalidGraphError, Location, RuntimeFailure
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.interpret import run_graph
+from lampwork.graph.origin import Origin, Place
 from lampwork.graph.printing import format_graph, to_python
 from lampwork.graph.record import Recorder
 from lampwork.graph.spec import TensorSpec
@@ -98,7 +99,7 @@ def test_hash_ignores_names_and_places() -> None:
 
     one = graph_of(lambda x: (x + 1).relu(), X)
     with Recorder() as rec:
-        rec.location = Location("elsewhere.py", 3)
+        rec.where = lambda: Place(Location("elsewhere.py", 3), Origin("layer", "Net", ()))
         y = other(rec.input(X, "another_name"))
     assert structural_hash(one) == structural_hash(rec.finish([y]).graph)
 
