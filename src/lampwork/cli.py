@@ -16,6 +16,7 @@ from lampwork.display import show
 from lampwork.errors import BisectError, LampworkError, ReportReadError
 from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.difference import KINDS, THRESHOLD, diff
+from lampwork.inspect.environment import environment
 from lampwork.inspect.explain import explanation_of
 from lampwork.inspect.explanation import format_counts
 from lampwork.inspect.profile import profile
@@ -112,6 +113,16 @@ def parser() -> argparse.ArgumentParser:
     compared.add_argument("before", help="a report, .html, or its data, .json")
     compared.add_argument("after", help="another one")
     compared.set_defaults(run=_diff)
+
+    told = commands.add_parser(
+        "env",
+        help="say what there is, and whether Lampwork works here",
+        description="Print what a bug report needs: versions, machine, cache, variables, packages, options; then "
+        "compile and run a function and a training step, and compare them with eager. The exit status is 0 if they "
+        "are right, else 1.",
+    )
+    told.add_argument("--json", action="store_true", help="as JSON")
+    told.set_defaults(run=_env)
     return top
 
 
@@ -210,6 +221,15 @@ def _diff(given: argparse.Namespace) -> int:
     if failed:
         print(f"failed: {', '.join(KINDS[kind] for kind in failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _env(given: argparse.Namespace) -> int:
+    found = environment()
+    if given.json:
+        print(found.to_json())
+    else:
+        show(found)
+    return 0 if found.ok else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
