@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from lampwork import pristine
 from lampwork.api import compile
 from lampwork.display import Shown
 from lampwork.errors import text_of
@@ -109,7 +110,7 @@ def _training(device: str) -> float:
     """Forward, backward and a step of an optimizer."""
     layers = (torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
     model = torch.nn.Sequential(*layers).to(device)
-    with torch.no_grad():
+    with pristine.no_grad():
         for weight in model.parameters():
             weight.copy_(_numbers(device, *weight.shape))
     eager = copy.deepcopy(model)
@@ -136,7 +137,7 @@ def _training(device: str) -> float:
 def _numbers(device: str, *sizes: int) -> torch.Tensor:
     """Some from -1 to 1, without a generator whose state the program has."""
     count = torch.Size(sizes).numel()
-    return torch.arange(count, dtype=torch.float32, device=device).mul(0.7).sin().reshape(sizes)
+    return pristine.arange(count, dtype=torch.float32, device=device).mul(0.7).sin().reshape(sizes)
 
 
 def _equal(what: str, found: torch.Tensor | None, wanted: torch.Tensor | None) -> None:
