@@ -282,6 +282,22 @@ def test_findings_come_in_the_order_of_kinds_and_of_size(before, after):
     assert str(found) == str(diff(before, after))
 
 
+def test_what_repeats_in_many_layers_is_one_row():
+    ours = copy.deepcopy(report_samples.encoder(12))
+    theirs = copy.deepcopy(ours)
+    for each in groups(theirs):
+        if each["kind"] == "attention":
+            each["time"] *= 1.2
+    groups(theirs)[1]["time"] *= 1.1
+    found = diff(ours, theirs)
+    assert len(found.of("slower")) == 13 and "slower, 13:" in str(found)
+    rows = str(found).partition("slower, 13:")[2].splitlines()[2:]
+    assert [" ".join(row.split()) for row in rows] == [
+        "+20 % 7.2 ms 8.64 ms 12 x scaled_dot_product_attention encoder.layer.*.attention, forward#0",
+        "+10 % 1.9 ms 2.09 ms linear encoder.layer.0.attention.qkv, forward#0",
+    ]
+
+
 def test_wrong_arguments(before):
     with pytest.raises(OptionError, match="a threshold is a number, 0 or more, got -1"):
         diff(before, before, threshold=-1)

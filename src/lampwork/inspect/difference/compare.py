@@ -94,13 +94,7 @@ def _findings(before: Side, after: Side, threshold: float) -> list[Finding]:
         *_operators(before, after),
     ]
     order = {kind: place for place, kind in enumerate(KINDS)}
-    return sorted(found, key=lambda each: (order[each.kind], -_size(each)))
-
-
-def _size(finding: Finding) -> float:
-    if finding.before is None or finding.after is None or not finding.unit:
-        return 0.0
-    return abs(finding.after - finding.before)
+    return sorted(found, key=lambda each: (order[each.kind], -each.size))
 
 
 # --- kernels and regions ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,9 @@ KINDS: Mapping[str, str] = {
 }
 """The kinds of findings, in the order in which they are listed, and their titles."""
 
+REPEATED = 3
+"""Layers of one kind, from which what differs in each is one row of the text."""
+
 HEAD = ("change", "before", "after", "what", "where", "fix")
 
 
@@ -63,6 +67,13 @@ class Finding(Shown):
 
     def _brief(self) -> str:
         return ", ".join(filter(None, (KINDS[self.kind], *self.cells()[:-1])))
+
+    @property
+    def size(self) -> float:
+        """By how much a time or a number of bytes differs; 0 of what is neither."""
+        if self.before is None or self.after is None or not self.unit:
+            return 0.0
+        return abs(self.after - self.before)
 
     def cells(self) -> tuple[str, ...]:
         """A row of the table whose head is `HEAD`."""
@@ -189,10 +200,34 @@ def _reported(side: Reported) -> dict[str, Any]:
 
 
 def _table(findings: Iterable[Finding]) -> Table:
-    """Without the columns that say nothing."""
-    rows = [tuple(" ".join(cell.split()) for cell in each.cells()) for each in findings]
+    """Without the columns that say nothing; what repeats in many layers in one row."""
+    rows = [tuple(" ".join(cell.split()) for cell in each.cells()) for each in _folded(findings)]
     shown = [n for n, title in enumerate(HEAD) if title == "what" or any(row[n] for row in rows)]
     return Table(tuple(HEAD[n] for n in shown), tuple(tuple(row[n] for n in shown) for row in rows))
+
+
+def _folded(findings: Iterable[Finding]) -> list[Finding]:
+    """12 times the same in "encoder.layer.0" to "encoder.layer.11" as one finding in "encoder.layer.*": of times the
+    sum."""
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for each in findings:
+        where = re.sub(r"(?<=\.)\d+(?=[., ]|$)", "*", each.where)
+        known = each.before is None, each.after is None
+        alike.setdefault((each.what, where, each.fix, each.unit, *known), []).append(each)
+    found: list[Finding] = []
+    for (_, where, *_), some in alike.items():
+        if len(some) < REPEATED:
+            found += some
+            continue
+        first, what = some[0], f"{len(some)} x {some[0].what}"
+        numbers = [_sum(each.before for each in some), _sum(each.after for each in some)]
+        found.append(Finding(first.kind, what, str(where), *numbers, unit=first.unit, fix=first.fix))
+    return sorted(found, key=lambda each: -each.size)
+
+
+def _sum(numbers: Iterable[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
 
 
 def amount(number: float | None, unit: str) -> str:
