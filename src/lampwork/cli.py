@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
 from lampwork.display import show
-from lampwork.errors import BisectError, LampworkError
+from lampwork.errors import BisectError, LampworkError, ReportReadError
 from lampwork.inspect.bisect import bisect, check_script
+from lampwork.inspect.difference import KINDS, THRESHOLD, diff
+from lampwork.inspect.environment import environment
 from lampwork.inspect.explain import explanation_of
 from lampwork.inspect.explanation import format_counts
 from lampwork.inspect.profile import profile
@@ -21,6 +24,7 @@ from lampwork.inspect.profile.rows import BY
 from lampwork.inspect.profile.session import MOST
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
+from lampwork.standard import math
 
 REPORT = "report.html"
 
@@ -83,6 +87,42 @@ def parser() -> argparse.ArgumentParser:
     explained.add_argument("script", help="a Python file")
     explained.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     explained.set_defaults(run=_explain)
+
+    compared = commands.add_parser(
+        "diff",
+        help="show what differs between two reports",
+        description="Compare two reports of `lampwork explain`: what is faster and slower, fused and unfused, breaks, "
+        "kernels, memory, operators, the time to compile. The exit status is 0, 1 if --fail-on names something that "
+        "was found, and 2 if there is nothing to compare.",
+    )
+    compared.add_argument("--json", action="store_true", help="as JSON")
+    compared.add_argument(
+        "--threshold",
+        type=_percent,
+        default=THRESHOLD,
+        metavar="PERCENT",
+        help=f"the part by which a time has to differ to count (default: {100 * THRESHOLD:g})",
+    )
+    compared.add_argument(
+        "--fail-on",
+        type=_kinds,
+        default=(),
+        metavar="KINDS",
+        help=f"exit with 1 if there are such; with commas between them: {', '.join(KINDS)}",
+    )
+    compared.add_argument("before", help="a report, .html, or its data, .json")
+    compared.add_argument("after", help="another one")
+    compared.set_defaults(run=_diff)
+
+    told = commands.add_parser(
+        "env",
+        help="say what there is, and whether Lampwork works here",
+        description="Print what a bug report needs: versions, machine, cache, variables, packages, options; then "
+        "compile and run a function and a training step, and compare them with eager. The exit status is 0 if they "
+        "are right, else 1.",
+    )
+    told.add_argument("--json", action="store_true", help="as JSON")
+    told.set_defaults(run=_env)
     return top
 
 
@@ -97,6 +137,23 @@ def _seconds(text: str) -> float:
     found = float(text)
     if not found > 0:
         raise argparse.ArgumentTypeError(f"{text} is no time, give seconds above 0")
+    return found
+
+
+def _percent(text: str) -> float:
+    found = float(text)
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no part, give percent, 0 or more")
+    return found / 100
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    found = tuple(filter(None, (name.strip() for name in text.split(","))))
+    for name in found:
+        if name not in KINDS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is no kind of difference: {nearest(name, KINDS, 'the kinds are')}"
+            )
     return found
 
 
@@ -148,6 +205,31 @@ def _explain(given: argparse.Namespace) -> int:
         return status or 1
     print(f"{format_counts(found)}\nreport: {output}", file=sys.stderr)
     return status
+
+
+def _diff(given: argparse.Namespace) -> int:
+    try:
+        found = diff(given.before, given.after, threshold=given.threshold)
+    except ReportReadError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if given.json:
+        print(found.to_json())
+    else:
+        show(found)
+    failed = [kind for kind in given.fail_on if found.of(kind)]
+    if failed:
+        print(f"failed: {', '.join(KINDS[kind] for kind in failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _env(given: argparse.Namespace) -> int:
+    found = environment()
+    if given.json:
+        print(found.to_json())
+    else:
+        show(found)
+    return 0 if found.ok else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -234,11 +234,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Config:
     """The defaults, overridden by LAMPWORK_* variables. What an option does not take is warned of, once, and left out:
     a program does not fail for what it runs in."""
     return _with_texts(
-        tuple((name, environ[key]) for name in option_names() if (key := _PREFIX + name.upper()) in environ)
+        tuple((name, environ[key]) for name in option_names() if (key := PREFIX + name.upper()) in environ)
     )
 
 
-_PREFIX = "LAMPWORK_"
+PREFIX = "LAMPWORK_"
 
 OTHER_VARIABLES = frozenset(
     {
@@ -276,7 +276,7 @@ def _read(name: str, text: str, told: bool) -> Any:
         return checks()[name].read(name, text)
     except OptionError as error:
         warn(
-            f"{_PREFIX}{name.upper()}={text!r} is left out: {error.cause}\n  fix: {error.fix}\n"
+            f"{PREFIX}{name.upper()}={text!r} is left out: {error.cause}\n  fix: {error.fix}\n"
             f"  until then {name} is {getattr(_DEFAULTS, name)!r}, as if the variable were not set"
         )
         return _UNREAD
@@ -285,9 +285,9 @@ def _read(name: str, text: str, told: bool) -> Any:
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Warn of variables that are called like Lampwork's and that nothing reads, and of values that are left out."""
     from_environment(environ)
-    known = {*OTHER_VARIABLES, *(_PREFIX + name.upper() for name in option_names())}
+    known = {*OTHER_VARIABLES, *(PREFIX + name.upper() for name in option_names())}
     for name in sorted(environ):
-        if name.startswith(_PREFIX) and name not in known:
+        if name.startswith(PREFIX) and name not in known:
             warn(
                 f"nothing reads the environment variable {name}\n"
                 f"  fix: {nearest(name, sorted(known), 'the variables are')}"

@@ -200,6 +200,12 @@ class ReportError(LampworkError):
     code = "LW341"
 
 
+class ReportReadError(LampworkError):
+    """A file is no report of Lampwork, is damaged, or has another format."""
+
+    code = "LW342"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

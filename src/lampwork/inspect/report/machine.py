@@ -12,10 +12,11 @@ from lampwork.codegen.llvm.isa.x86 import host_isa
 
 def machine_data() -> dict[str, Any]:
     """The processor, the widest instruction set that code is made for, and how many threads torch uses."""
-    return {"cpu": _processor(), "isa": host_isa("").name, "threads": pristine.get_num_threads()}
+    return {"cpu": processor(), "isa": host_isa("").name, "threads": pristine.get_num_threads()}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The model of the CPU."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
