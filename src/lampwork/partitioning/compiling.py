@@ -99,6 +99,10 @@ class _Listener(Observer):
     to: Observer
     told: list[Inside | Program] = field(default_factory=list["Inside | Program"])
 
+    @property
+    def title(self) -> str:
+        return self.to.title
+
     def planned(self, program: Program) -> None:
         self.told.append(program)
         self.to.planned(program)
