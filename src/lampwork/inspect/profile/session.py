@@ -12,13 +12,14 @@ from typing import Any
 
 from lampwork.errors import ProfileError
 from lampwork.inspect.machine.limits import Limits
-from lampwork.inspect.profile.kept_limits import limits_of_machine
+from lampwork.inspect.profile.kept_limits import limits_of_machine, limits_reached
 from lampwork.inspect.profile.memory import Held, memory_of
 from lampwork.inspect.profile.rows import BEGIN, BY, By, Row, grouped, rows_of
 from lampwork.inspect.profile.spans import WHAT, ThreadSpans, read
 from lampwork.inspect.profile.table import format_html, format_text, seconds
 from lampwork.inspect.profile.trace import trace_of
-from lampwork.runtime import begin_profile, end_profile, in_span
+from lampwork.inspect.profile.watch import begin_instead_of_watch
+from lampwork.runtime import end_profile, in_span
 
 MOST = 40
 """Rows that a table has, unless it is asked for others."""
@@ -46,7 +47,7 @@ class Profile:
             raise ProfileError(
                 "a profile is entered a second time", fix="make a new one by lampwork.profile()"
             )
-        if not begin_profile():
+        if not begin_instead_of_watch():
             raise ProfileError(
                 "a profile runs already",
                 fix="end it before another begins: there is one at a time, for all threads",
@@ -90,7 +91,12 @@ class Profile:
         """All kernels, ATen calls, eager operators and what else there is, the slowest first. In a program of one
         thread their seconds add up to `wall`."""
         if self._rows is None:
-            self._rows = rows_of(self.threads, self._outside(), self.limits)
+            rows = rows_of(self.threads, self._outside(), self.limits)
+            limits = limits_reached(self.limits, max((row.limit or 0.0 for row in rows), default=0.0))
+            if limits != self.limits:
+                self._limits = limits
+                rows = rows_of(self.threads, self._outside(), limits)
+            self._rows = rows
         return self._rows
 
     @property
