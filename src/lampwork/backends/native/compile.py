@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from lampwork import config, logs
 from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
+from lampwork.backends.native.kernel_texts import KernelTexts
 from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
@@ -58,8 +59,7 @@ from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.rewriting.matching.values import is_constant
-from lampwork.runtime.program import CallKernel, Program
-from lampwork.standard import functools
+from lampwork.runtime.program import Program
 from lampwork.verdict import Verdict, Yes
 
 
@@ -378,40 +378,17 @@ def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Tar
 
 
 def _inside(graph: fx.Graph, artifacts: Artifacts, target: Target) -> Inside:
-    generated, generator = cast(Generated, artifacts.generated), target.generate(target)
+    generator = target.generate(target)
+    texts = KernelTexts(cast(Generated, artifacts.generated), generator)
     return Inside(
         graph,
         cast(Program, artifacts.program),
         artifacts.names,
         artifacts.decisions,
-        functools.partial(_loops_of, generated),
-        functools.partial(_llvm_of, generated, generator),
+        texts.loops,
+        texts.llvm,
         generator.assembly,
     )
-
-
-def _loops_of(generated: Generated, call: CallKernel) -> str:
-    """The loops of a kernel of a program; "" for a template."""
-    named = [kernel for kernel in generated.kernels if kernel.origin == call.name]
-    if len(named) > 1:  # a group that takes several kernels
-        codes = _codes(generated)
-        named = [kernel for kernel in named if codes.get(kernel.name) is call.code]
-    return "\n\n".join(map(format_kernel, named))
-
-
-def _llvm_of(generated: Generated, generator: CodeGenerator, call: CallKernel) -> str:
-    """What the code of a kernel or template of a program was compiled from."""
-    for template in generated.templates:
-        if template.code is call.code:
-            return template.text
-    codes = _codes(generated)
-    found = [kernel for kernel in generated.kernels if codes.get(kernel.name) is call.code]
-    return "\n".join(generator.texts(found[:1]))
-
-
-def _codes(generated: Generated) -> dict[str, object]:
-    """Kernels by name, and their code."""
-    return {task.name: task.code for task in generated.tasks if isinstance(task, KernelTask)}
 
 
 def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:

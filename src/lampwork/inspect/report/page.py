@@ -24,13 +24,8 @@ PLACE = '<script type="application/json" id="lampwork-data">null</script>'
 COMPRESSED = 1 << 20
 """Characters of JSON from which it is compressed: browsers unpack gzip themselves."""
 
-_ESCAPES = {
-    ord("<"): "\\u003c",
-    ord(">"): "\\u003e",
-    ord("&"): "\\u0026",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-}
+_ESCAPES = {each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
+"""What could end the element, or begin another one; none of it occurs in JSON outside of strings."""
 
 
 def to_html(data: Mapping[str, Any]) -> str:
@@ -53,9 +48,11 @@ def to_html(data: Mapping[str, Any]) -> str:
 
 def to_json(data: Mapping[str, Any]) -> str:
     """JSON that may stand in a script element, whatever its strings are."""
-    # Surrogates alone, as file names may hold them, are no text: escaped by ensure_ascii only.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
+    for each, escape in _ESCAPES.items():
+        text = text.replace(each, escape)
+    # Surrogates alone, as names of files may hold, are no text: these become escapes too.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def template() -> str:
