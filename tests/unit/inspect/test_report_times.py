@@ -213,5 +213,5 @@ def test_the_limits_of_the_machine_and_of_each_step():
 
 def test_an_explanation_without_times_says_nothing_of_them():
     explanation = explanation_of(function_of(lampwork.compile(torch.sin)))
-    assert explanation.times is UNSEEN
+    assert explanation.times is UNSEEN and repr(UNSEEN) == "Times(0 runs seen)"
     assert set(report_data(explanation)["machine"]) == {"cpu", "isa", "threads"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lampwork.display import Block, Shown
 from lampwork.errors import ProfileError
 from lampwork.inspect.machine.limits import Limits
 from lampwork.inspect.profile.kept_limits import limits_of_machine, limits_reached
@@ -25,7 +26,7 @@ MOST = 40
 """Rows that a table has, unless it is asked for others."""
 
 
-class Profile:
+class Profile(Shown):
     """What ran in a `with lampwork.profile() as p:`, in all threads. Made by `profile()`.
 
     wall: seconds from the beginning to the end. Everything else is worked out when it is first asked for.
@@ -185,7 +186,12 @@ class Profile:
             return f"<lampwork profile, {'running' if self._state == 'running' else 'not begun'}>"
         return f"<lampwork profile of {seconds(self.wall).strip()}; print it, or .table(by=...), .save('trace.json')>"
 
+    def _blocks(self) -> Iterable[Block]:
+        return (str(self) if self._state == "done" else repr(self),)
+
     def _repr_html_(self) -> str:
+        if self._state != "done":
+            return super()._repr_html_()
         shown, left_out = self._shown("kernel", MOST)
         return format_html(shown, self.wall, self._head(), left_out)
 

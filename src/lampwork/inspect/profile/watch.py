@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lampwork.display import Shown
 from lampwork.inspect.profile.spans import SPAN, WHAT
 from lampwork.locks import new_lock
 from lampwork.records import record
@@ -72,10 +73,14 @@ class ProgramTimes:
 
 
 @record(eq=False)
-class Times:
+class Times(Shown):
     """What a watch has seen of programs of the CPU, by what they were made of and for which sizes."""
 
     seen: Mapping[tuple[Any, ...], ProgramTimes]
+
+    def _brief(self) -> str:
+        runs = sum(each.runs for each in self.seen.values())
+        return f"{runs} {'run' if runs == 1 else 'runs'} seen"
 
     @staticmethod
     def of(raw: Sequence[tuple[int, bytes, list[str], list[Program], int]]) -> Times:
