@@ -67,6 +67,8 @@ SAYS = {
 }
 """What each stage is, in a few words."""
 
+MOST_PROGRAMS = 64
+
 TRAINED = ("saved tensors", "saved bytes", "operators computed again", "estimated peak bytes")
 """What is counted of a region that is trained."""
 
@@ -100,7 +102,8 @@ class Stages(Shown, Observer):
     trained: bool = False
     _halved: tuple[fx.Graph, fx.Graph] | None = None
     programs: dict[str, list[Program]] = field(default_factory=dict[str, list[Program]])
-    """What the native backend made: under "" of the graph, under "forward" and "backward" of its halves in training."""
+    """What the native backend made: under "" of the graph, under "forward" and "backward" of its halves in training.
+    Where it makes another program for other sizes, those that came first, of halves those of the last sizes."""
     graphs: dict[str, fx.Graph] = field(default_factory=dict[str, fx.Graph])
     """The graphs after all passes that these compute."""
     _texts: dict[str, str] = field(default_factory=dict[str, str])
@@ -164,13 +167,20 @@ class Stages(Shown, Observer):
             self.compilation.inside = inside
 
     def planned(self, program: Program) -> None:
-        self.programs.setdefault("", []).append(program)
+        self.keep_program("", program)
+
+    def keep_program(self, half: str, program: Program) -> None:
+        """So many at most: a function that is called with ever other sizes must not grow without end."""
+        kept = self.programs.setdefault(half, [])
+        if len(kept) < MOST_PROGRAMS:
+            kept.append(program)
 
     def half(self, name: str) -> Observer:
         return _Half(name, self)
 
     def differentiated(self, halves: Split) -> None:
         self.halves.clear()  # those of the sizes before
+        self.programs = {half: made for half, made in self.programs.items() if not half}
         forward = copy_graph(halves.forward)  # passes work in place
         self._halved = halves.forward, forward
         backwards = [copy_graph(backward.graph) for backward in halves.backwards.values()]
@@ -363,7 +373,7 @@ class _Half(Observer):
             self.made.inside = inside
 
     def planned(self, program: Program) -> None:
-        self.stages.programs.setdefault(self.name, []).append(program)
+        self.stages.keep_program(self.name, program)
 
 
 def _calls(graph: fx.Graph) -> int:

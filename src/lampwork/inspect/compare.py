@@ -81,7 +81,7 @@ def compare(
         kind,
         max((len(run.times) for run in able), default=0),
         pristine.is_grad_enabled(),
-        torch.get_num_threads(),
+        pristine.get_num_threads(),
     )
 
 
@@ -276,7 +276,7 @@ def _as_it_was(model: Any) -> Generator[Callable[[], None]]:
     def reset() -> None:
         with pristine.no_grad():
             for buffer, value in saved:
-                if not torch.equal(buffer, value):
+                if not pristine.equal(buffer, value):
                     buffer.copy_(value)
 
     try:

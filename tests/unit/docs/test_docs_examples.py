@@ -52,7 +52,7 @@ PRINTS = {
 @pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_example_runs(example: str) -> None:
     command = [sys.executable, *LAUNCHERS.get(example, []), EXAMPLES / example, *ARGUMENTS.get(example, [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "runs eager" not in done.stderr
     for wanted in PRINTS[example]:

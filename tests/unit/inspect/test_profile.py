@@ -90,7 +90,7 @@ def test_compilation_is_one_row():
     with lampwork.profile() as p:
         lampwork.compile(lambda x: x.sin() + 1)(torch.randn(3))
     (compiling,) = [each for each in p.rows if each.kind == "compile"]
-    assert compiling.calls == 1 and compiling.seconds > p.wall / 2
+    assert compiling.calls == 1 and p.wall / 10 < compiling.seconds < p.wall
     assert not [each for each in p.rows if each.kind == "eager" and each.name != "aten::randn"][2:]
 
 

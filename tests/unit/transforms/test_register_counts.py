@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, fx
 
 import lampwork
-from lampwork.compiled.function import LampworkWarning
-from lampwork.errors import LampworkError, OptionError, PluginPassError
+from lampwork.errors import LampworkError, LampworkWarning, OptionError, PluginPassError
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.registry import registry
 from lampwork.rewriting.apply.edit import replace
