@@ -173,7 +173,9 @@ def test_the_command_rewrites_runs_a_script_as_python_does(tmp_path: Path, capfd
     )
     assert code == 3 and "from-beside" in out and not err
     code, out, err = listed("def f():\n    raise ValueError('mine')\nf()")
-    assert code == 1 and "algebra" in out and err.startswith("Traceback") and err.endswith("ValueError: mine\n")
+    assert (
+        code == 1 and "algebra" in out and err.startswith("Traceback") and err.endswith("ValueError: mine\n")
+    )
     assert err.count("File") == 2 and "runpy" not in err
     for missing in (str(tmp_path / "nofile.py"), str(tmp_path)):
         assert main(["rewrites", missing]) == 1
