@@ -67,7 +67,7 @@ def show(what, times):
 def load(browser, path, view):
     shown = browser.new_page(viewport={"width": 1400, "height": 900})
     shown.goto(f"{path.as_uri()}#{view}/0/")
-    shown.wait_for_function("document.documentElement.dataset.ready")
+    shown.locator("html[data-ready]").wait_for(state="attached")
     return shown
 
 

@@ -18,6 +18,7 @@ export function point(group: Group): Point | undefined {
 
 /** The shortest time that the machine's limits allow, by arithmetic or by memory. */
 export function limit(group: Group, machine: Machine | undefined, dtype = "float32"): { seconds: number; by: "arithmetic" | "memory" } | undefined {
+  if (group.least !== undefined) return { seconds: group.least, by: group.bound ?? "memory" };
   const peak = machine?.peak_gflops?.[dtype] ?? machine?.peak_gflops?.float32;
   const arithmetic = peak && group.flops ? group.flops / (peak * 1e9) : 0;
   const bytes = bytesOf(group);
@@ -29,7 +30,7 @@ export function limit(group: Group, machine: Machine | undefined, dtype = "float
 export function roofline(region: RegionModel, selected: string | undefined, pick: (id: string) => void, size = { width: 420, height: 250 }): SVGSVGElement | undefined {
   const machine = region.report.machine;
   const points = (region.region.groups ?? []).map(point).filter((at) => at !== undefined);
-  const roofs = Object.entries(machine?.peak_gflops ?? {}).filter(([, peak]) => peak > 0);
+  const roofs = roofsOf(machine, points);
   const slope = machine?.peak_gbs;
   if (!points.length || !roofs.length || !slope) return undefined;
   const top = Math.max(...roofs.map(([, peak]) => peak * 1e9));
@@ -54,6 +55,12 @@ export function roofline(region: RegionModel, selected: string | undefined, pick
     picture.append(svg("polyline.roof", { points: line.map(([a, b]) => `${x.of(a!)},${y.of(b!)}`).join(" ") }));
     picture.append(svg("text.tick.end", { x: size.width - 24, y: y.of(peak * 1e9) - 4 }, `${dtype} ${quantity(peak * 1e9, "FLOP/s")}`));
   }
+  const cache = machine?.peak_cache_gbs;
+  if (cache && cache > slope) {
+    const left = Math.max(x.low, y.low / (cache * 1e9));
+    const line = [[left, left * cache * 1e9], [Math.max(top / (cache * 1e9), x.low), top]];
+    picture.append(svg("polyline.roof.cache", { points: line.map(([a, b]) => `${x.of(a!)},${y.of(b!)}`).join(" ") }, svg("title", `From a core’s own cache: ${quantity(cache * 1e9, "B/s")}`)));
+  }
   const chosen = points.find((at) => at.group.id === selected);
   // Kernels that would lie upon each other share a dot: that of the slowest.
   const spots = new Map<string, Point>();
@@ -72,6 +79,16 @@ export function roofline(region: RegionModel, selected: string | undefined, pick
     picture.append(dot);
   }
   return picture;
+}
+
+/** The limits of arithmetic in what these kernels compute in: [names, 10^9 operations a second]. */
+function roofsOf(machine: Machine | undefined, points: Point[]): [string, number][] {
+  const used = new Set(points.map((at) => at.group.dtype ?? "float32"));
+  const names = new Map<number, string[]>();
+  for (const [dtype, peak] of Object.entries(machine?.peak_gflops ?? {})) {
+    if (peak > 0 && used.has(dtype)) names.set(peak, [...(names.get(peak) ?? []), dtype]);
+  }
+  return [...names].map(([peak, each]) => [each.join(", "), peak]);
 }
 
 function scale(values: number[], from: number, to: number) {

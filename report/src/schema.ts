@@ -68,8 +68,13 @@ export interface Group {
   reads?: number;
   writes?: number;
   flops?: number;
+  /** Of one call: the median of those that were seen. */
   time?: number;
   calls?: number;
+  dtype?: string;
+  /** What a call would take at the machine's limits, and which of them sets it. */
+  least?: number;
+  bound?: "arithmetic" | "memory";
   why?: string[];
   texts?: { loops?: TextRef; llvm?: TextRef; assembly?: TextRef };
 }
@@ -110,7 +115,9 @@ export interface Region {
   name: string;
   kind?: string;
   hits?: number;
+  /** Of one run: the median of so many `runs`. */
   time?: number;
+  runs?: number;
   seconds?: Record<string, number>;
   counts?: Record<string, number | string>;
   flame?: Flame[];
@@ -149,7 +156,9 @@ export interface Machine {
   isa?: string;
   threads?: number;
   peak_gflops?: Record<string, number>;
+  /** From memory, and from a core's own cache. */
   peak_gbs?: number;
+  peak_cache_gbs?: number;
 }
 
 export interface Report {

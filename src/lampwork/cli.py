@@ -22,6 +22,7 @@ from lampwork.inspect.explanation import format_counts
 from lampwork.inspect.profile import profile
 from lampwork.inspect.profile.rows import BY
 from lampwork.inspect.profile.session import MOST
+from lampwork.inspect.profile.watch import Watch
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
 from lampwork.standard import math
@@ -194,10 +195,10 @@ def _explain(given: argparse.Namespace) -> int:
     check_script(given.script)
     output = Path(given.output).absolute()  # the script may go elsewhere
     linecache.getlines(given.script)
-    with kept() as made:
+    with kept() as made, Watch() as watch:
         status = run_script(given.script, given.arguments)
     functions = [each for each in made if isinstance(each, Function) and each.root]
-    found = explanation_of(*functions, name=Path(given.script).name)
+    found = explanation_of(*functions, name=Path(given.script).name, times=watch.times())
     try:
         found.save(output)
     except LampworkError as error:

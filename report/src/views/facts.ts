@@ -103,7 +103,7 @@ export function memory(app: App): View {
       app.select(owner(row));
     },
   });
-  const note = [plan.arena === undefined ? "" : `Arena ${bytes(plan.arena)}`, `most alive at once ${bytes(peak.size)}, at step ${peak.step}`, plan.saved ? `${bytes(plan.saved)} saved by reuse` : ""].filter(Boolean).join(" · ");
+  const note = [plan.arena === undefined ? "" : `Arena ${bytes(plan.arena)}`, `most alive at once ${bytes(peak.size)}, at step ${peak.step}`, plan.saved ? `${bytes(plan.saved)} kept for backward` : ""].filter(Boolean).join(" · ");
   return { element: h("div.fill", h("p.note", note), chart.element, table.element) };
 }
 

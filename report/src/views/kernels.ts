@@ -31,10 +31,9 @@ export function kernels(app: App): View {
     columns: [
       { title: "Kernel", width: "minmax(9rem, 1.3fr)", cell: (row) => h("span.tree", h("span", { class: `swatch kind-${row.kind ?? "kernel"}`, "aria-hidden": "true" }), h("span.mono", { title: row.name }, row.name ?? row.id)), sort: (row) => row.name ?? row.id },
       { title: "Computes", width: "minmax(7rem, 2fr)", cell: (row) => operators(region, row), sort: (row) => operators(region, row) },
-      ...(region.timed ? timed : []),
+      ...(region.timed ? [...timed, ...rates] : []),
       { title: "Moved", width: "6.5rem", end: true, cell: (row) => bytes(bytesOf(row)), sort: (row) => bytesOf(row) ?? -1 },
       { title: "Arithmetic", width: "7rem", end: true, cell: (row) => quantity(row.flops, "FLOP"), sort: (row) => row.flops ?? -1 },
-      ...(region.timed ? rates : []),
     ],
     pick: (row) => app.select(row.id),
     empty: "This region has no kernels.",
@@ -45,5 +44,7 @@ export function kernels(app: App): View {
     frame.replaceChildren(...(picture ? [picture] : []));
   };
   draw(app.place.selected);
-  return { element: h("div.fill", frame, table.element), selected: draw };
+  const once = region.timed && region.region.runs === 1;
+  const note = once ? h("p.note", "Times are of one run, and the first run of a version is slower than the others. A call of what is compiled already shows those; so does ", h("code", "lampwork explain script.py"), ", with medians.") : null;
+  return { element: h("div.fill", note, frame, table.element), selected: draw };
 }

@@ -22,9 +22,10 @@ function numbers(app: App, region: RegionModel): HTMLElement {
   const records = app.report.records ?? [];
   const tiles: [string, string, string][] = [];
   const time = data.time ?? (region.timed ? region.time : undefined);
-  if (time !== undefined) tiles.push([seconds(time), "a run", data.time === undefined ? "sum of its kernels" : `${percent(region.time / data.time)} in kernels`]);
+  const runs = data.runs === undefined ? "" : data.runs === 1 ? ", seen once" : `, median of ${data.runs}`;
+  if (time !== undefined) tiles.push([seconds(time), `a run${runs}`, data.time === undefined ? "sum of its kernels" : `${percent(region.time / data.time)} in kernels`]);
   if (groups.length) tiles.push([String(groups.filter((group) => group.kind !== "view").length), "kernels and calls", `from ${count(region.operators.length, "operator")}`]);
-  if (data.memory?.arena !== undefined) tiles.push([bytes(data.memory.arena), "memory of intermediates", data.memory.saved ? `${bytes(data.memory.saved)} saved by reuse` : ""]);
+  if (data.memory?.arena !== undefined) tiles.push([bytes(data.memory.arena), "memory of intermediates", data.memory.saved ? `${bytes(data.memory.saved)} kept for backward` : ""]);
   if (compile) tiles.push([seconds(compile), "to compile", data.hits === undefined ? "" : `run ${count(data.hits, "time")} since`]);
   const breaks = records.filter((record) => record.kind === "break").length;
   tiles.push([String(breaks), breaks === 1 ? "graph break" : "graph breaks", count(app.report.regions.length, "region")]);

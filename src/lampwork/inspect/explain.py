@@ -15,6 +15,7 @@ from lampwork.compiled.module import CompiledModule
 from lampwork.display import Shown
 from lampwork.errors import Location, OptionError
 from lampwork.inspect.explanation import Explanation, FunctionReport, GuardLine, RegionReport
+from lampwork.inspect.profile.watch import UNSEEN, Times, Watch
 from lampwork.records import record
 from lampwork.runtime import Compiled
 
@@ -32,13 +33,15 @@ class Explainer(Shown):
         return self._brief()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
-        """Call the function once and explain the versions that it has after the call.
+        """Call the function once and explain the versions that it has after the call. How long their steps took is of
+        this call, if nobody profiles meanwhile.
 
         Raises:
             Exception: what the function raises.
         """
-        self.function.compiled(*args, **kwargs)
-        return explanation_of(self.function)
+        with Watch() as watch:
+            self.function.compiled(*args, **kwargs)
+        return explanation_of(self.function, times=watch.times())
 
 
 def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
@@ -68,9 +71,9 @@ def explain(fn: Callable[..., Any], **keywords: Any) -> Explainer:
     return Explainer(make_function(original_of(fn), check_keywords(**keywords), quiet=True))
 
 
-def explanation_of(*roots: Function, name: str = "") -> Explanation:
+def explanation_of(*roots: Function, name: str = "", times: Times = UNSEEN) -> Explanation:
     """The explanation of functions in their current state, with their resume functions and callees. `name`: of all of
-    them; that of the first if it is left out."""
+    them; that of the first if it is left out. `times`: of calls that were seen."""
     functions = list({id(each): each for root in roots for each in root.tree()}.values())
     regions: dict[int, Entry] = {}
     for entry in (entry for each in functions for entry in each.entries):
@@ -91,6 +94,7 @@ def explanation_of(*roots: Function, name: str = "") -> Explanation:
             for each in functions
         ),
         {key: value for key, value in (options or [{}])[0].items() if all(o[key] == value for o in options)},
+        times,
     )
 
 

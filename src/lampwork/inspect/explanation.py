@@ -12,6 +12,7 @@ from typing import Any
 from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import TRAINED, Stages
 from lampwork.display import Block, Folded, Shown, Table
+from lampwork.inspect.profile.watch import UNSEEN, Times
 from lampwork.inspect.report.data import report_data
 from lampwork.inspect.report.page import save
 from lampwork.records import record
@@ -79,7 +80,8 @@ class Explanation(Shown):
 
     `breaks`, `refusals` and `recompiles` are records with code, cause, fix, file and line. A graph break inside a
     callee ends the regions of all its callers, but is listed once. A refusal is a function that runs eager as a whole.
-    `options`: those that all the functions were compiled with.
+    `options`: those that all the functions were compiled with. `times`: how long steps took in the calls that were
+    seen.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Explanation(Shown):
     recompiles: tuple[Record, ...]
     functions: tuple[FunctionReport, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    times: Times = field(default=UNSEEN, compare=False, repr=False)
 
     @property
     def seconds(self) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from lampwork.backends.protocol import Backend
+from lampwork.errors import BackendError
 from lampwork.partitioning.assign import Answers, Refusal
 from lampwork.partitioning.faults import raise_fault
 from lampwork.partitioning.parts import Part, partition
@@ -22,6 +23,29 @@ def format_partition(parts: Sequence[Part]) -> str:
         ops = ", ".join(name if n == 1 else f"{name} x{n}" for name, n in counts.most_common())
         lines.append(f"part {number}: {part.backend.name}, {len(part.nodes)} nodes: {ops}")
     return "\n".join(lines)
+
+
+def why_taken(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+    """For each part, why the backends that come before its own did not take its nodes, each reason once. Backends are
+    asked again; wrong answers were reported when the parts were made."""
+    found: list[tuple[str, ...]] = []
+    for part in parts:
+        answers = Answers(part.graph, part.backends, _ignore)
+        numbers = {id(backend): number for number, backend in enumerate(part.backends)}
+        ops: dict[tuple[str, str], dict[str, None]] = {}
+        for node in part.nodes:
+            for each in answers.refusals(node, numbers[id(part.backend)]):
+                ops.setdefault((each.backend, each.reason), {})[each.op] = None
+        found.append(
+            tuple(
+                f"{name} did not take {', '.join(names)}: {reason}" for (name, reason), names in ops.items()
+            )
+        )
+    return found
+
+
+def _ignore(error: BackendError, instead: str, *, calling: bool = False) -> None:
+    pass
 
 
 def dry_run(graph: fx.Graph, backends: Sequence[Backend]) -> str:

@@ -169,6 +169,8 @@ class Program:
     that he did; () if there are none at all."""
     facts: Callable[[], Sequence[StepFacts]] | None = field(default=None, compare=False, repr=False)
     """Makes the facts of its calls, in order, when somebody looks; None: nothing is known of them."""
+    family: object = field(default=None, compare=False, repr=False)
+    """The same in all programs that compute one graph, whatever the sizes and wherever its memory lies."""
 
     def steps(self) -> tuple[StepFacts, ...]:
         """What each call among the instructions computes; () where nothing is known of them."""

@@ -138,6 +138,13 @@ def test_tables_by_kernel_module_and_line(ready):
         p.table("node")
 
 
+def test_what_has_not_ended_shows_as_that():
+    p = lampwork.profile()
+    assert "not begun" in repr(p) and "not begun" in p._repr_html_()
+    with p:
+        assert "running" in repr(p) and "running" in p._repr_html_()
+
+
 def test_the_dict_and_its_file_are_json(ready, tmp_path):
     p = run(ready)
     found = json.loads(json.dumps(p.to_dict()))

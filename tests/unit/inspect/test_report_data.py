@@ -251,6 +251,19 @@ def test_other_backends_have_graphs_and_no_kernels():
     assert "groups" not in region and region["graphs"]["optimized"] == ["args_0_", "sin", "output"]
 
 
+def test_parts_tell_why_others_did_not_take_them():
+    lampwork.register_backend("of-function", lambda gm, inputs: gm.forward, supports=["cos"])
+    data = report_data(
+        explained(lambda x: x.sin().exp().sin().cos(), torch.ones(3), backend=["of-function", "native"])
+    )
+    native, mine = data["regions"][0]["partition"]
+    assert (
+        native["why"]
+        == "of-function did not take sin, exp: it is not among the operators it was registered for"
+    )
+    assert (mine["backend"], mine["nodes"], "why" in mine) == ("of-function", ["cos"], False)
+
+
 def test_open_sizes_are_named():
     data = report_data(explained(lambda x: torch.relu(x) + 1, torch.ones(5, 2), dynamic=True))
     (region,) = data["regions"]

@@ -209,6 +209,8 @@ class Layout:
     """As those of a Program."""
     facts: FactsOf | None = None
     """Tells of `work`, for given sizes, what it computes."""
+    family: object = field(default_factory=object, compare=False, repr=False)
+    """As that of a Program."""
 
     def place(self, values: Mapping[str, int], in_arena: bool = True) -> Program:
         """The program for these values of the `keys`. `in_arena`: the CPU's values have their places in its arena.
@@ -257,6 +259,7 @@ class Layout:
             self.name,
             self.labels,
             facts=None if self.facts is None else functools.partial(self.facts, self.work, sizes),
+            family=self.family,
         )
 
     def _offsets(self, sizes: Sizes, device: torch.device) -> tuple[dict[int, int], int]:

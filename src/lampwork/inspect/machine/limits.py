@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,13 @@ Loop = Callable[[int, int, int, int], int]
 """(address read, address written, first, last) -> 0; counts vectors, or turns of the multiply-adds."""
 
 UNROLL = 8
+TURNS = 1 << 16
+"""Of the loops that do arithmetic, in one call."""
+
+ROUNDS = 5
+"""In which all limits are measured, one after the other."""
+
+DOTS: tuple[Literal["i8", "bf16"], ...] = ("i8", "bf16")
 
 
 @record
@@ -46,6 +54,22 @@ class Limits:
     int8: float = 0.0
     bf16: float = 0.0
 
+    def or_more(self, other: Limits) -> Limits:
+        """The larger of both in each: what was measured while something else ran is too little."""
+        return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in RATES})
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """10^9 operations a second in each dtype that steps compute in; where there is no instruction for products of
+        int8, those of float32."""
+        return {
+            "float32": self.gflops,
+            "float16": self.gflops,
+            "float64": self.gflops / 2,
+            "bfloat16": self.bf16,
+            "int8": self.int8 or self.gflops,
+        }
+
     def bandwidth(self, reads: int, writes: int) -> float:
         """GB/s that a kernel of so many bytes could reach: those of the smallest cache that holds them all."""
         if reads + writes <= self.private_bytes * self.threads:
@@ -55,6 +79,20 @@ class Limits:
         else:
             found = (self.read, self.copy)
         return found[writes * 8 >= reads]
+
+
+RATES = (
+    "gflops",
+    "bf16",
+    "int8",
+    "read",
+    "copy",
+    "shared_read",
+    "shared_copy",
+    "private_read",
+    "private_copy",
+)
+"""The fields that are measured."""
 
 
 def cache_bytes(level: int, otherwise: int) -> int:
@@ -67,47 +105,77 @@ def cache_bytes(level: int, otherwise: int) -> int:
 
 
 def measure_limits(threads: int, seconds: float = 0.2, large: int | None = None) -> Limits:
-    """Best of several samples in `seconds` for each limit. large: bytes of the array that no cache holds."""
+    """Best of several samples in `seconds` for each limit, which are spread over the whole measuring: what else runs on
+    the machine for a while slows down some of them. large: bytes of the array that no cache holds."""
     pristine.set_num_threads(threads)
     target = host_isa("")
     code = Jit(target).compile(loops(target), ["fma", "read", "copy"])
     fma, read, copy = (as_function(code.addresses[name]) for name in ("fma", "read", "copy"))
     private, shared = cache_bytes(2, 1 << 20), cache_bytes(3, 1 << 24)
     large = large or max(1 << 27, 4 * shared)
-    lanes = target.vector_bytes // 4
-    turns = 1 << 16
-    numbers = pristine.full((threads, 64), 0.5)
-    with ThreadPoolExecutor(threads) as pool:
-        rate = _best(
-            pool,
-            [_call(fma, row.data_ptr(), row.data_ptr(), turns) for row in numbers],
-            2 * turns * _chains(target) * lanes * threads,
-            seconds,
-        )
-        rates = [
-            _bandwidth(pool, loop, size, target.vector_bytes, threads, moved, seconds)
+    works = [
+        _multiply_adds(fma, target, threads),
+        *(
+            _moves(loop, size, target.vector_bytes, threads, moved)
             for size in (large, shared // 4, private // 2)
             for loop, moved in ((read, 1), (copy, 2))
+        ),
+        *(_dots(target, each, threads) for each in DOTS),
+    ]
+    with ThreadPoolExecutor(threads) as pool:
+        rounds = [
+            [work.rate(pool, seconds / ROUNDS) if work.amount else 0.0 for work in works]
+            for _ in range(ROUNDS)
         ]
-        int8, bf16 = (_dot_rate(pool, target, each, threads, seconds) for each in ("i8", "bf16"))
+    gflops, *rates, int8, bf16 = (max(samples) for samples in zip(*rounds, strict=True))
     return Limits(
-        threads, rate, *rates, shared_bytes=shared, private_bytes=private, int8=int8, bf16=bf16 or rate
+        threads, gflops, *rates, shared_bytes=shared, private_bytes=private, int8=int8, bf16=bf16 or gflops
     )
 
 
-def _dot_rate(
-    pool: ThreadPoolExecutor, target: Target, dtype: Literal["i8", "bf16"], threads: int, seconds: float
-) -> float:
+@record(eq=False)
+class _Work:
+    """What is measured for a limit: a call for each thread, and what all of them together do. `held`: the memory that
+    they work on."""
+
+    calls: Sequence[Callable[[], None]]
+    amount: int
+    held: object
+
+    def rate(self, pool: ThreadPoolExecutor, seconds: float) -> float:
+        """Billions a second in the best sample of some that take `seconds`; at least one is taken."""
+        best = float("inf")
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or best == float("inf"):
+            start = time.perf_counter()
+            if len(self.calls) == 1:
+                self.calls[0]()
+            else:
+                for done in [pool.submit(call) for call in self.calls]:
+                    done.result()
+            best = min(best, time.perf_counter() - start)
+        return self.amount / best / 1e9
+
+
+def _multiply_adds(loop: Loop, target: Target, threads: int) -> _Work:
+    numbers = pristine.full((threads, 64), 0.5)
+    lanes = target.vector_bytes // 4
+    calls = [_call(loop, row.data_ptr(), row.data_ptr(), TURNS) for row in numbers]
+    return _Work(calls, 2 * TURNS * _chains(target) * lanes * threads, numbers)
+
+
+def _dots(target: Target, dtype: Literal["i8", "bf16"], threads: int) -> _Work:
+    """Products of a dtype; nothing for a target that has no instruction for them."""
     unit, loop_of = target.unit(dtype), int8_loop if dtype == "i8" else bf16_loop
     text, operations = loop_of(target, _chains(target)) if unit is None else tile_loop(target, unit)
     if not operations:
-        return 0.0
+        return _Work((), 0, None)
     code = Jit(target).compile(text, ["dot"])
-    loop, turns = as_function(code.addresses["dot"]), 1 << 16
+    loop = as_function(code.addresses["dot"])
     numbers = pristine.ones(threads, 64, dtype=torch.int8)
     buffers = [(ctypes.c_void_p * 1)(row.data_ptr()) for row in numbers]
-    calls = [_call(loop, ctypes.addressof(each), 0, turns) for each in buffers]
-    return _best(pool, calls, turns * operations * threads, seconds)
+    calls = [_call(loop, ctypes.addressof(each), 0, TURNS) for each in buffers]
+    return _Work(calls, TURNS * operations * threads, (code, numbers, buffers))
 
 
 def _call(loop: Loop, source: int, to: int, last: int, repeat: int = 1) -> Callable[[], None]:
@@ -118,10 +186,8 @@ def _call(loop: Loop, source: int, to: int, last: int, repeat: int = 1) -> Calla
     return run
 
 
-def _bandwidth(
-    pool: ThreadPoolExecutor, loop: Loop, size: int, vector: int, threads: int, moved: int, seconds: float
-) -> float:
-    """GB/s over `size` bytes: of each thread if they fit its private cache, else of all together."""
+def _moves(loop: Loop, size: int, vector: int, threads: int, moved: int) -> _Work:
+    """Bytes over `size` of them: of each thread if they fit its private cache, else of all together."""
     each = size // moved
     if size > cache_bytes(2, 1 << 20):
         each //= threads
@@ -129,22 +195,7 @@ def _bandwidth(
     last = each // (vector * UNROLL) * UNROLL
     repeat = max(1, (1 << 22) // each)
     calls = [_call(loop, own[0].data_ptr(), own[-1].data_ptr(), last, repeat) for own in arrays]
-    return _best(pool, calls, last * vector * moved * repeat * threads, seconds)
-
-
-def _best(pool: ThreadPoolExecutor, calls: list[Callable[[], None]], amount: int, seconds: float) -> float:
-    """Billions of `amount` a second in the best sample; one call for each thread."""
-    best = float("inf")
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or best == float("inf"):
-        start = time.perf_counter()
-        if len(calls) == 1:
-            calls[0]()
-        else:
-            for done in [pool.submit(call) for call in calls]:
-                done.result()
-        best = min(best, time.perf_counter() - start)
-    return amount / best / 1e9
+    return _Work(calls, last * vector * moved * repeat * threads, arrays)
 
 
 def _chains(target: Target) -> int:

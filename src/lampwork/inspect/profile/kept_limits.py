@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import tempfile
-from dataclasses import asdict, fields
+import threading
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,23 +15,64 @@ from lampwork import config, logs, pristine
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.folders import cache_folder
 from lampwork.inspect.machine.limits import Limits, measure_limits
+from lampwork.locks import new_lock
 
-VERSION = 1
+VERSION = 2
 SECONDS, LARGE = 0.015, 1 << 26
 """Of a measurement of one limit, and the bytes that count as larger than any cache: half a second for all."""
+
+
+BEYOND = 1.1
+"""Of a limit: who reaches more was measured while less ran beside it than when the limit was."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this process knows, by number of threads. `again`: for which it has measured a second time."""
+
+    limits: dict[int, Limits] = field(default_factory=dict[int, Limits])
+    again: set[int] = field(default_factory=set[int])
+    lock: threading.RLock = field(default_factory=new_lock)
+
+
+_known = _Known()
 
 
 def limits_of_machine() -> Limits:
     """The limits for as many threads as torch uses now: those kept, or measured now, in half a second."""
     threads = pristine.get_num_threads()
+    with _known.lock:
+        if threads not in _known.limits:
+            path = _file(threads)
+            found = None if path is None else _read(path)
+            if found is None:
+                found = measure_limits(threads, SECONDS, LARGE)
+                _write(path, found)
+            _known.limits[threads] = found
+        return _known.limits[threads]
+
+
+def limits_reached(limits: Limits, share: float) -> Limits:
+    """The limits to show where a step reached this share of `limits`: where that is more than all, they are measured
+    again, once in a process, and the larger ones kept from then on."""
+    if share <= BEYOND:
+        return limits
+    with _known.lock:
+        threads = limits.threads
+        if threads not in _known.again:
+            _known.again.add(threads)
+            path = _file(threads)
+            now = pristine.get_num_threads()
+            found = limits.or_more(measure_limits(threads, SECONDS, LARGE))
+            pristine.set_num_threads(now)
+            _known.limits[threads] = found
+            _write(path, found)
+        return limits.or_more(_known.limits.get(threads, limits))
+
+
+def _file(threads: int) -> Path | None:
     folder = cache_folder(config.current())
-    path = None if folder is None else folder / f"limits-{_machine()}-{threads}.json"
-    if path is not None and (found := _read(path)) is not None:
-        return found
-    measured = measure_limits(threads, SECONDS, LARGE)
-    if path is not None:
-        _write(path, measured)
-    return measured
+    return None if folder is None else folder / f"limits-{_machine()}-{threads}.json"
 
 
 def _machine() -> str:
@@ -61,8 +103,10 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _write(path: Path, limits: Limits) -> None:
+def _write(path: Path | None, limits: Limits) -> None:
     """So that no reader sees half of it. A folder that cannot be written to is no reason to fail."""
+    if path is None:
+        return
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

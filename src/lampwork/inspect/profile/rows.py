@@ -142,17 +142,21 @@ def _line(line: Location) -> str:
 
 
 def least_seconds(facts: StepFacts, limits: Limits) -> float | None:
-    """What a call would take at the limits of the machine: those of arithmetic in its dtype, and of the smallest cache
-    that holds all that it touches. None where nothing is known of the step."""
+    """What a call would take at the limits of the machine; None where nothing is known of the step."""
+    bounds = bounds_of(facts, limits)
+    return None if bounds is None else max(bounds)
+
+
+def bounds_of(facts: StepFacts, limits: Limits) -> tuple[float, float] | None:
+    """The seconds that each limit of the machine allows: that of arithmetic in its dtype, and that of the smallest
+    cache that holds all that it touches. None where nothing is known of the step."""
     moved = facts.bytes_read + facts.bytes_written
     if not moved and not facts.flops:
         return None
     by_bytes = moved / limits.bandwidth(facts.bytes_read, facts.bytes_written) / 1e9 if moved else 0.0
-    rates = {"float32": limits.gflops, "float16": limits.gflops, "float64": limits.gflops / 2}
-    rates |= {"bfloat16": limits.bf16, "int8": limits.int8 or limits.gflops}
-    rate = rates.get(facts.dtype)
+    rate = limits.rates.get(facts.dtype)
     by_flops = facts.flops / rate / 1e9 if rate else 0.0
-    return max(by_bytes, by_flops)
+    return by_flops, by_bytes
 
 
 def grouped(rows: Iterable[Row], by: By) -> tuple[Row, ...]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lampwork.display import Shown
+from lampwork.display import Block, Shown
 from lampwork.errors import ProfileError
 from lampwork.inspect.machine.limits import Limits
-from lampwork.inspect.profile.kept_limits import limits_of_machine
+from lampwork.inspect.profile.kept_limits import limits_of_machine, limits_reached
 from lampwork.inspect.profile.memory import Held, memory_of
 from lampwork.inspect.profile.rows import BEGIN, BY, By, Row, grouped, rows_of
 from lampwork.inspect.profile.spans import WHAT, ThreadSpans, read
 from lampwork.inspect.profile.table import format_html, format_text, seconds
 from lampwork.inspect.profile.trace import trace_of
-from lampwork.runtime import begin_profile, end_profile, in_span
+from lampwork.inspect.profile.watch import begin_instead_of_watch
+from lampwork.runtime import end_profile, in_span
 
 MOST = 40
 """Rows that a table has, unless it is asked for others."""
@@ -47,7 +48,7 @@ class Profile(Shown):
             raise ProfileError(
                 "a profile is entered a second time", fix="make a new one by lampwork.profile()"
             )
-        if not begin_profile():
+        if not begin_instead_of_watch():
             raise ProfileError(
                 "a profile runs already",
                 fix="end it before another begins: there is one at a time, for all threads",
@@ -91,7 +92,12 @@ class Profile(Shown):
         """All kernels, ATen calls, eager operators and what else there is, the slowest first. In a program of one
         thread their seconds add up to `wall`."""
         if self._rows is None:
-            self._rows = rows_of(self.threads, self._outside(), self.limits)
+            rows = rows_of(self.threads, self._outside(), self.limits)
+            limits = limits_reached(self.limits, max((row.limit or 0.0 for row in rows), default=0.0))
+            if limits != self.limits:
+                self._limits = limits
+                rows = rows_of(self.threads, self._outside(), limits)
+            self._rows = rows
         return self._rows
 
     @property
@@ -180,7 +186,12 @@ class Profile(Shown):
             return f"<lampwork profile, {'running' if self._state == 'running' else 'not begun'}>"
         return f"<lampwork profile of {seconds(self.wall).strip()}; print it, or .table(by=...), .save('trace.json')>"
 
+    def _blocks(self) -> Iterable[Block]:
+        return (str(self) if self._state == "done" else repr(self),)
+
     def _repr_html_(self) -> str:
+        if self._state != "done":
+            return super()._repr_html_()
         shown, left_out = self._shown("kernel", MOST)
         return format_html(shown, self.wall, self._head(), left_out)
 

@@ -17,7 +17,7 @@ from lampwork.backends.native.print_program import format_program
 from lampwork.compiled.stages import Compilation, Stages
 from lampwork.inspect.report.graphs import graph_data, graphs_data, partition_data
 from lampwork.inspect.report.groups import groups_data
-from lampwork.inspect.report.machine import machine_data
+from lampwork.inspect.report.machine import NOTHING, Measured, machine_data
 from lampwork.inspect.report.memory import Steps, constants_data, memory_data
 from lampwork.inspect.report.tables import Tables
 from lampwork.loops.fusion.group import Decision
@@ -41,7 +41,8 @@ def report_data(explanation: Explanation) -> dict[str, Any]:
     `texts` of the whole, those under `stack` in `stacks`. Times are in seconds, sizes in bytes.
     """
     tables = Tables()
-    regions = [region_data(region, tables) for region in explanation.regions]
+    measured = Measured.of(explanation.times)
+    regions = [region_data(region, tables, measured) for region in explanation.regions]
     records = list(_records(explanation, tables))
     return {
         "format": FORMAT,
@@ -49,7 +50,7 @@ def report_data(explanation: Explanation) -> dict[str, Any]:
         "torch": torch.__version__,
         "made": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "title": explanation.name,
-        "machine": machine_data(),
+        "machine": machine_data(measured.limits),
         "options": dict(explanation.options),
         "records": records,
         "regions": regions,
@@ -68,7 +69,7 @@ def report_data(explanation: Explanation) -> dict[str, Any]:
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-def region_data(region: RegionReport, tables: Tables) -> dict[str, Any]:
+def region_data(region: RegionReport, tables: Tables, measured: Measured = NOTHING) -> dict[str, Any]:
     """One compiled region."""
     stages = region.stages
     return {
@@ -82,7 +83,7 @@ def region_data(region: RegionReport, tables: Tables) -> dict[str, Any]:
         "guards": [_guard(guard, tables) for guard in region.guards],
         "symbols": list(region.symbols),
         **{stage: tables.text(stages.text(stage)) for stage in TEXTS if stage in stages},
-        **_compilations(stages, tables),
+        **_compilations(stages, tables, measured),
     }
 
 
@@ -100,7 +101,7 @@ def _guard(guard: GuardLine, tables: Tables) -> dict[str, Any]:
     return data
 
 
-def _compilations(stages: Stages, tables: Tables) -> dict[str, Any]:
+def _compilations(stages: Stages, tables: Tables, measured: Measured) -> dict[str, Any]:
     """What became of the graph of a region; where it was trained, of its forward, and beside it of its backward."""
     if stages.compilation is None and not stages.halves:
         return (
@@ -113,27 +114,35 @@ def _compilations(stages: Stages, tables: Tables) -> dict[str, Any]:
     main = forwards[-1] if forwards else stages.compilation
     found: dict[str, Any] = {}
     if main is not None:
-        found = compilation_data(main, tables, trained=bool(backwards))
+        found = compilation_data(main, tables, measured, trained=bool(backwards))
     if backwards and "memory" in found and "saved bytes" in stages.counts:
         found["memory"]["saved"] = stages.counts["saved bytes"]
     if backwards:
-        found["backward"] = compilation_data(backwards[0], tables, trained=True)
+        found["backward"] = compilation_data(backwards[0], tables, measured, trained=True)
     if len(backwards) > 1:
-        found["more_backwards"] = [compilation_data(each, tables, trained=True) for each in backwards[1:]]
+        found["more_backwards"] = [
+            compilation_data(each, tables, measured, trained=True) for each in backwards[1:]
+        ]
     return found
 
 
-def compilation_data(made: Compilation, tables: Tables, *, trained: bool) -> dict[str, Any]:
-    """What became of one graph: through the passes, and in the native backend, if that took a part of it."""
+def compilation_data(
+    made: Compilation, tables: Tables, measured: Measured, *, trained: bool
+) -> dict[str, Any]:
+    """What became of one graph: through the passes, and in the native backend, if that took a part of it. Times are
+    of equal graphs together, as those share their code."""
     found = {"graphs": graphs_data(made, tables), "partition": partition_data(made.parts)}
     inside = made.inside
     if inside is None:
         return found
     steps = Steps.of(inside, trained)
     names = names_in(made.graph, inside.graph)
-    groups = groups_data(inside, steps, names, tables)
+    seen = measured.times.get(inside.program)
+    groups = groups_data(inside, steps, names, tables, measured)
     return {
         **found,
+        # Of a graph in parts it is not the whole.
+        **({"time": seen.run, "runs": seen.runs} if seen is not None and len(made.parts) == 1 else {}),
         "groups": groups,
         "fusion": [_decision(each) for each in inside.decisions],
         "memory": {**memory_data(steps, inside), "steps": [group["id"] for group in groups]},

@@ -16,7 +16,7 @@ from lampwork.graph.printing import format_value, target_name
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt
 from lampwork.inspect.report.tables import Tables
-from lampwork.partitioning import Part
+from lampwork.partitioning import Part, why_taken
 from lampwork.standard import operator
 from lampwork.transforms.pipeline import PassRecord
 from lampwork.transforms.replay import Change, Replay, Seen, Step, replay
@@ -173,8 +173,15 @@ def bytes_of(spec: TensorSpec) -> int:
 
 
 def partition_data(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The parts, in an order in which they run."""
-    return [{"backend": part.backend.name, "nodes": [node.name for node in part.nodes]} for part in parts]
+    """The parts, in an order in which they run, and why not another backend took each."""
+    return [
+        {
+            "backend": part.backend.name,
+            "nodes": [node.name for node in part.nodes],
+            **({"why": "; ".join(reasons)} if reasons else {}),
+        }
+        for part, reasons in zip(parts, why_taken(parts), strict=True)
+    ]
 
 
 def nodes_of(graphs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

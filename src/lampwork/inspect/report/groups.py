@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from lampwork.backends.observer import Inside
+from lampwork.inspect.profile.rows import bounds_of
+from lampwork.inspect.report.machine import Measured
 from lampwork.inspect.report.memory import Steps
 from lampwork.inspect.report.tables import Tables
 from lampwork.runtime.program import CallKernel
 
 
 def groups_data(
-    inside: Inside, steps: Steps, names: Mapping[str, str], tables: Tables
+    inside: Inside, steps: Steps, names: Mapping[str, str], tables: Tables, measured: Measured
 ) -> list[dict[str, Any]]:
     """One group for each step, in order. `names`: those that the report gives to nodes of what was compiled."""
     codes = _Codes(inside, tables)
     facts = inside.program.steps()
+    times = measured.times.get(inside.program)
     found: list[dict[str, Any]] = []
     for number, call in enumerate(steps.calls):
         data: dict[str, Any] = {"id": f"k{number}", "step": number, "name": call.name}
@@ -27,6 +30,10 @@ def groups_data(
             # 0 is also what an operator counts whose arithmetic is not known.
             data |= {"flops": fact.flops} if fact.flops or fact.kind != "aten" else {}
             data |= {"dtype": fact.dtype} if fact.dtype else {}
+            if measured.limits is not None and (bounds := bounds_of(fact, measured.limits)) is not None:
+                data |= {"least": max(bounds), "bound": "arithmetic" if bounds[0] >= bounds[1] else "memory"}
+        if times is not None and (time := times.steps[number]) is not None:
+            data |= {"time": time, "calls": 1}  # in a run, as every step
         if isinstance(call, CallKernel):
             data["texts"] = codes.of(call)
         found.append(data)
