@@ -21,7 +21,7 @@ from lampwork.inspect.profile.rows import BY
 from lampwork.inspect.profile.session import MOST
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
-from lampwork.minifying.minify import CHECKS, check_of, minify_noted
+from lampwork.minifying.command import CHECKS, check_of, minify_noted
 from lampwork.minifying.noting import noting
 
 MINIFIED = "minified.py"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lampwork.minifying.minify import Minified, minify
+from lampwork.minifying.command import Minified, minify
 
 __all__ = ["Minified", "minify"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from lampwork import pristine
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.registry import get_backend, list_backends
 from lampwork.capture.model.region import Region
@@ -93,7 +94,8 @@ class _Run:
         if not self.called:
             self.called = True
             names = [node.name for node in placeholders(self.graph)]
-            held = {name: own(tensor) for name, tensor in zip(names, tensors, strict=True)}
+            taken = tensors if pristine.is_grad_enabled() else [tensor.detach() for tensor in tensors]
+            held = {name: own(tensor) for name, tensor in zip(names, taken, strict=True)}
             self.noted.cases.append(Case(self.name, self.graph, held, self.keywords))
         return run_graph(self.graph, tensors)
 

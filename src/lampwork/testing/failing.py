@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import json
 import os
 import select
@@ -168,6 +170,8 @@ def _run_child(pipe: int, verdict: Callable[[], Any]) -> None:
     """Tell the parent what `verdict` yields, and end this process. OpenMP's threads do not live on in a forked
     process, so eager has one thread."""
     torch.set_num_threads(1)
+    gc.freeze()  # what was there before is not garbage here, and a search would copy its memory
+    faulthandler.disable()  # its report would go to a descriptor of its own
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -188,7 +192,7 @@ def _verdict(
     """Messages for the parent: that eager has run, then how the compiled function fails."""
     try:
         fn = make()
-        eager = results(_with_bound(fn, bound), inputs, bound)
+        eager = _results(_with_bound(fn, bound), inputs, bound)
     except Exception as error:  # noqa: BLE001  (the program's own failure: no failure of the compiler)
         yield {"none": text_of(error)}
         return
@@ -196,18 +200,24 @@ def _verdict(
     yield {"begun": ""}
     try:
         compiled = compile(_with_bound(fn, bound), **keywords)
-        got = results(compiled, inputs, bound)
+        # What backward asks for shows in the first call; from the second on it is compiled too.
+        calls = [_results(compiled, inputs, bound) for _ in range(2 if _is_trained(inputs, bound) else 1)]
     except Exception as error:  # noqa: BLE001  (any exception that eager does not raise is what is looked for)
         yield {"kind": "crash", "what": type(error).__name__, "text": text_of(error)}
         return
-    if "wrong" in check.kinds and (text := difference(got, eager, exact)):
-        yield {"kind": "wrong", "what": "", "text": text}
+    wrong = next(filter(None, (_difference(got, eager, exact) for got in calls)), "")
+    if "wrong" in check.kinds and wrong:
+        yield {"kind": "wrong", "what": "", "text": wrong}
     elif "crash" in check.kinds and (fault := _fault(compiled)):
         yield {"kind": "crash", "what": fault.code, "text": str(fault)}
     elif "slow" in check.kinds and (ratio := _ratio(compiled, _with_bound(fn, bound), inputs)) >= check.slow:
         yield {"kind": "slow", "what": "", "text": f"{ratio:.1f} times as long as eager"}
     else:
         yield {"right": ""}
+
+
+def _is_trained(inputs: Sequence[Tensor], bound: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *bound))
 
 
 def _with_bound(fn: Callable[..., Any], bound: Sequence[Tensor]) -> Callable[..., Any]:
@@ -219,18 +229,33 @@ def _with_bound(fn: Callable[..., Any], bound: Sequence[Tensor]) -> Callable[...
     return model
 
 
-def results(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor] = ()) -> list[Tensor]:
-    """The tensors that `fn` returns, then the gradients of the inputs and bound tensors that require them. Random
+@record
+class _Results:
+    outputs: list[Tensor]
+    gradients: list[Tensor]
+
+
+def _results(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor]) -> _Results:
+    """The tensors that `fn` returns, and the gradients of the inputs and bound tensors that require them. Random
     numbers begin at the same seed."""
     torch.manual_seed(0)
     outputs = [*leaves(fn(*inputs), Tensor)]
     needing = [t for t in (*inputs, *bound) if t.requires_grad]
     roots = [t for t in outputs if t.requires_grad]
     if not needing or not roots:
-        return [t.detach() for t in outputs]
+        return _Results([t.detach() for t in outputs], [])
     given = [_cotangent(t) for t in roots]
     gradients = torch.autograd.grad(roots, needing, given, allow_unused=True)
-    return [*(t.detach() for t in outputs), *(g for g in gradients if _is_there(g))]
+    return _Results([t.detach() for t in outputs], [g for g in gradients if _is_there(g)])
+
+
+def _difference(got: _Results, eager: _Results, exact: _Results | None) -> str:
+    outputs, gradients = (exact.outputs, exact.gradients) if exact else (None, None)
+    found = difference(got.outputs, eager.outputs, outputs)
+    if not found:
+        found = difference(got.gradients, eager.gradients, gradients)
+        return found.replace("result", "gradient", 1)
+    return found
 
 
 def _is_there(gradient: Tensor | None) -> bool:
@@ -244,7 +269,7 @@ def _cotangent(tensor: Tensor) -> Tensor:
     return flat.reshape(tensor.shape).to(tensor.device, tensor.dtype)
 
 
-def _exact(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor]) -> list[Tensor] | None:
+def _exact(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Tensor]) -> _Results | None:
     """Results in double precision; None where an operator does not take that, or not beside what the program makes."""
 
     def wide(tensor: Tensor) -> Tensor:
@@ -253,7 +278,7 @@ def _exact(fn: Callable[..., Any], inputs: Sequence[Tensor], bound: Sequence[Ten
 
     given, constants = [wide(t) for t in inputs], [wide(t) for t in bound]
     try:
-        return results(_with_bound(fn, constants), given, constants)
+        return _results(_with_bound(fn, constants), given, constants)
     except (RuntimeError, TypeError, NotImplementedError):
         return None
 

@@ -12,15 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
+from torch import Tensor
+
+from lampwork import pristine
+from lampwork.api import check_keywords, check_model, compile, function_of, make_function, original_of
 from lampwork.display import Block, Folded, Shown
 from lampwork.errors import MinifyError, OptionError
 from lampwork.minifying.case import Case
 from lampwork.minifying.noting import Noted, keywords_of, noting
 from lampwork.minifying.reduce import Reduction, Say
 from lampwork.minifying.script import plugins, script_of
+from lampwork.plugins.registry import registry
 from lampwork.records import record
-from lampwork.testing.failing import Check, Failure, Kind, NoProgram
+from lampwork.testing.failing import Check, Failure, Kind, NoProgram, failure
 
 _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "any": ("wrong", "crash"),
@@ -164,16 +168,29 @@ def minify_noted(noted: Noted, check: Check, seconds: float, imports: Sequence[s
     deadline = time.monotonic() + seconds
     for module in imports:
         importlib.import_module(module)
-    case, failure = _failing(noted, check, say)
-    state = Reduction(case, failure, check, deadline, say)
+    _load()
+    case, first = _failing(noted, check, say)
+    state = Reduction(case, first, check, deadline, say)
     state.run()
     found = plugins()
     found = replace(found, modules=tuple(dict.fromkeys((*imports, *found.modules))))
-    failure = state.failure
-    script = script_of(state.case, failure, check, state.texts, found)
-    alone = _fails_alone(script, failure, check)
+    script = script_of(state.case, state.failure, check, state.texts, found)
+    alone = _fails_alone(script, state.failure, check)
     needs = () if alone else (*found.nowhere, *found.statements)
-    return Minified(script, failure, case.name, state.case.nodes, case.nodes, state.tried, alone, needs)
+    return Minified(script, state.failure, case.name, state.case.nodes, case.nodes, state.tried, alone, needs)
+
+
+def _load() -> None:
+    """Load what compiling needs, once for all children; not where that fails already."""
+    options = {"passes": ",".join(f"-{item.name}" for item in registry().all())}
+    x = pristine.ones(2).requires_grad_()
+    with pristine.enable_grad():
+        if failure(_loss, [x], options=options) is None:
+            compile(_loss, options=options)(x).backward()
+
+
+def _loss(x: Tensor) -> Tensor:
+    return x.sin().sum()
 
 
 def _failing(noted: Noted, check: Check, say: Say) -> tuple[Case, Failure]:
@@ -181,19 +198,19 @@ def _failing(noted: Noted, check: Check, say: Say) -> tuple[Case, Failure]:
     left = [f"{name} cannot be tried, as {why}" for name, why in noted.left.items()]
     for case in noted.cases:
         try:
-            failure = case.failure(check)
+            seen = case.failure(check)
         except NoProgram as error:
             left.append(f"{case.name} fails in eager PyTorch too: {error}")
             continue
-        say(f"{case.name}, {case.nodes} operators: {failure or 'right'}")
-        if failure is None:
+        say(f"{case.name}, {case.nodes} operators: {seen or 'right'}")
+        if seen is None:
             continue
-        if (again := case.failure(check)) != failure:
+        if (again := case.failure(check)) != seen:
             raise MinifyError(
-                f"{case.name} does not fail the same way each time: {failure}, then {again or 'right'}",
+                f"{case.name} does not fail the same way each time: {seen}, then {again or 'right'}",
                 fix="seed what is random; look for it with check= of one kind, or a larger slow=",
             )
-        return case, failure
+        return case, seen
     if not noted.cases and not left:
         raise MinifyError(
             "nothing was compiled to a graph", fix="see lampwork.explain for why, and call what is compiled"
