@@ -64,7 +64,7 @@ def wrong_rewrite(plugged):
     plugged(lampwork.rewrite("mul(erf(x), 3.0)", "mul(erf(x), 3.01)", name="planted"))
 
 
-def test_a_wrong_rewrite_is_cut_out(quick, plugged):
+def test_a_wrong_rewrite_is_cut_out(quick, plugged, tmp_path):
     wrong_rewrite(plugged)
     said = []
     found = lampwork.minify(deep, torch.randn(SIZES), say=said.append)
@@ -73,6 +73,10 @@ def test_a_wrong_rewrite_is_cut_out(quick, plugged):
     assert "float32[1, 1]" in found.script  # sizes too
     assert any("operators fail alone" in text for text in said)
     assert repr(found).count("\n") == 0 and found.script in str(found)
+    found.save(tmp_path / "small.py")
+    assert (tmp_path / "small.py").read_text() == found.script
+    with pytest.raises(OptionError, match="cannot be written"):
+        found.save(tmp_path / "none" / "small.py")
 
 
 def test_weights_and_keywords_that_do_not_matter_go(quick, plugged):
