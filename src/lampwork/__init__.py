@@ -20,6 +20,7 @@ from lampwork.inspect.dry_run import partition
 from lampwork.inspect.profile import Profile, profile
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.why import why_not
+from lampwork.minifying import Minified, minify
 from lampwork.placement import place
 from lampwork.registration import passes, register_pass, rewrite, sequence
 from lampwork.swapping import swap
@@ -30,6 +31,7 @@ __all__ = [
     "Explanation",
     "LampworkError",
     "LampworkWarning",
+    "Minified",
     "No",
     "Profile",
     "Yes",
@@ -46,6 +48,7 @@ __all__ = [
     "list_backends",
     "mark_dynamic",
     "mark_static",
+    "minify",
     "optimizers",
     "partition",
     "passes",

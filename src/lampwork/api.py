@@ -301,6 +301,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         stand_in=_stand_in(keywords),
         draws_on_cards=isinstance(keywords.backends[0], NativeBackend),
     )
+    function.backends = keywords.backends
     function.prepare = functools.partial(prepare, keywords.backends)
     return function
 

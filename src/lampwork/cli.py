@@ -13,7 +13,7 @@ from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
 from lampwork.display import show
-from lampwork.errors import BisectError, LampworkError, ReportReadError
+from lampwork.errors import BisectError, LampworkError, MinifyError, ReportReadError
 from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.difference import KINDS, THRESHOLD, diff
 from lampwork.inspect.environment import environment
@@ -25,8 +25,11 @@ from lampwork.inspect.profile.session import MOST
 from lampwork.inspect.profile.watch import Watch
 from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
+from lampwork.minifying.command import CHECKS, check_of, minify_noted
+from lampwork.minifying.noting import noting
 from lampwork.standard import math
 
+MINIFIED = "minified.py"
 REPORT = "report.html"
 
 
@@ -124,6 +127,34 @@ def parser() -> argparse.ArgumentParser:
     )
     told.add_argument("--json", action="store_true", help="as JSON")
     told.set_defaults(run=_env)
+
+    reduced = commands.add_parser(
+        "minify",
+        help="cut a small script that fails out of one that does",
+        description="Run a script in eager PyTorch, then compile each of its graphs alone, and make the first one that "
+        "fails as small as it gets. The exit status is 0 if one does, else 2.",
+    )
+    reduced.add_argument("--check", choices=CHECKS, default="any", help="what to look for (default: any)")
+    reduced.add_argument(
+        "--slow", type=_seconds, default=2.0, help="with --check slow: times eager's time (2)"
+    )
+    reduced.add_argument("--seconds", type=_seconds, default=300.0, help="how long to go on (300)")
+    reduced.add_argument("--timeout", type=_seconds, default=60.0, help="of one program, in seconds (60)")
+    reduced.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="what the result imports",
+    )
+    reduced.add_argument("--quiet", action="store_true", help="print the result only")
+    reduced.add_argument(
+        "-o", "--output", metavar="FILE", default=MINIFIED, help=f"the small script (default: {MINIFIED})"
+    )
+    reduced.add_argument("script", help="a Python file")
+    reduced.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    reduced.set_defaults(run=_minify)
     return top
 
 
@@ -231,6 +262,25 @@ def _env(given: argparse.Namespace) -> int:
     else:
         show(found)
     return 0 if found.ok else 1
+
+
+def _minify(given: argparse.Namespace) -> int:
+    check_script(given.script)
+    check = check_of(given.check, given.slow, given.timeout, given.seconds)
+    output = Path(given.output).absolute()  # the script may go elsewhere
+    say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
+    with noting() as noted:
+        status = run_script(given.script, given.arguments)
+    if status:
+        print(f"the script ended with exit status {status}, in eager PyTorch", file=sys.stderr)
+    try:
+        found = minify_noted(noted, check, given.seconds, given.imports, say)
+    except MinifyError as error:
+        print(error, file=sys.stderr)
+        return 2
+    found.save(output)
+    print(f"{found.summary()}\nscript: {output}")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

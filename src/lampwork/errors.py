@@ -284,6 +284,12 @@ class RuntimeFailure(LampworkError):
     code = "LW500"
 
 
+class MinifyError(LampworkError):
+    """`lampwork minify` has nothing to reduce: nothing fails, or not each time, or it cannot be tried."""
+
+    code = "LW331"
+
+
 class ProfileError(LampworkError):
     """A profile was asked for what it does not have, or could not begin."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from lampwork import counters, logs
+from lampwork.backends.protocol import Backend
 from lampwork.capture import CaptureOptions, FrameRefused, ProgramRaised, capture
 from lampwork.capture.breaks.compiled_callees import CompiledCallees, compiled_callees, through
 from lampwork.capture.breaks.resume import Resume, after_waiting
@@ -83,6 +84,7 @@ class Function(Shown):
 
     `name`: the qualified name, or the `label` given in its place, unique among the resume functions and callees of one
     root.
+    `backends`: whom its graphs are offered, in this order.
     `fn` is what is captured: `original`, or a Python function that calls it if it has no Python code.
     `build` turns a captured region into an entry (pipeline.py); `prepare` is called when one is about to be captured.
     `root` is false for resume functions and for callees compiled around a break: their calls are parts of the root's
@@ -104,6 +106,7 @@ class Function(Shown):
     root: bool = True
     quiet: bool = False
     label: str = ""
+    backends: tuple[Backend, ...] = ()
     fn: Callable[..., Any] = field(init=False)
     name: str = ""
     compiled: Any = None
@@ -296,6 +299,15 @@ class Function(Shown):
                 yield
         finally:
             self._reset_if_free()
+
+    def close_sizes(self) -> None:
+        """Leave no sizes and ints open from now on, as `dynamic=False` does."""
+        self._options = replace(self._options, dynamic=Dynamic(False))
+
+    @property
+    def dynamic(self) -> bool | None:
+        """What `compile` was told of sizes that are left open."""
+        return None if self._options.dynamic is None else self._options.dynamic.mode
 
     def _forget(self) -> None:
         self._to_reset = False
@@ -577,7 +589,6 @@ class Function(Shown):
         key = id(fn)
         found = self.family.get(key)
         if found is None:
-            dynamic = self._options.dynamic
             made = Function.of(
                 fn,
                 self.config,
@@ -585,7 +596,7 @@ class Function(Shown):
                 fullgraph=False,
                 root=False,
                 quiet=self.quiet,
-                dynamic=dynamic.mode if dynamic is not None else None,
+                dynamic=self.dynamic,
                 stand_in=self._options.stand_in,
                 draws_on_cards=self._options.draws_on_cards,
                 names=self._names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,20 +29,23 @@ class Following(Protocol):
         ...
 
 
+Notice = Callable[[Following], object]
+
+
 @dataclass(slots=True)
 class LiveFunctions:
-    """All objects that follow and are alive, held weakly; by `keeping` also those that came since somebody asked."""
+    """All objects that follow and are alive, held weakly. `noticing`: who is told of each that comes."""
 
     found: weakref.WeakSet[Following] = field(default_factory=weakref.WeakSet[Following])
-    keeping: list[list[Following]] = field(default_factory=list[list[Following]])
+    noticing: list[Notice] = field(default_factory=list[Notice])
     lock: threading.RLock = field(default_factory=new_lock)
 
     def watch(self, one: Following) -> None:
         """Have `one` follow from now on."""
         with self.lock:
             self.found.add(one)
-            for kept in self.keeping:
-                kept.append(one)
+            for notice in self.noticing:
+                notice(one)
 
     def all(self) -> list[Following]:
         with self.lock:
@@ -69,13 +72,20 @@ def alive() -> list[Following]:
 
 
 @contextmanager
+def noticing(notice: Notice) -> Generator[None]:
+    """Call `notice` with all that follow from now on, before they are used, as long as the context lasts."""
+    with _live.lock:
+        _live.noticing.append(notice)
+    try:
+        yield
+    finally:
+        with _live.lock:
+            _live.noticing.remove(notice)
+
+
+@contextmanager
 def kept() -> Generator[list[Following]]:
     """All that follow from now on, kept alive: the list grows while the context lasts."""
     made: list[Following] = []
-    with _live.lock:
-        _live.keeping.append(made)
-    try:
+    with noticing(made.append):
         yield made
-    finally:
-        with _live.lock:
-            _live.keeping = [each for each in _live.keeping if each is not made]
