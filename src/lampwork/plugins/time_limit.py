@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -50,11 +51,19 @@ def time_limit(seconds: float) -> Generator[None]:
             watch.over = True
         timer.cancel()
         if watch.fired:
-            # It may not have arrived yet, and must not arrive later.
-            _raise_in(watch.thread, None)
+            _let_arrive(watch.thread)
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Have a thread raise `kind` at its next instruction; None takes that back."""
-    value = ctypes.py_object(kind) if kind is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
+def _let_arrive(thread: int) -> None:
+    """What was to be raised in this thread may not have arrived yet, and must not arrive later. It is not taken back:
+    CPython 3.11 goes on to believe that something is to be raised until something is, and a thread that is traced then
+    waits for it for ever."""
+    with contextlib.suppress(TimeIsUp):
+        _raise_in(thread, TimeIsUp)  # in place of the one that has not arrived
+        while True:
+            time.sleep(0)
+
+
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Have a thread raise `kind` at its next instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
