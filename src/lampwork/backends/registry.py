@@ -39,10 +39,7 @@ class Registry:
         name: Any = backend.name
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
             raise OptionError(f"{name!r} is no name for a backend", fix="use lower case, digits, - and _")
-        traits = Traits.of(backend)
-        registry().reserve(step.name for step, _ in traits.passes)
-        if traits.decompose:
-            registry().reserve(["decompose-core"])
+        _reserve_passes(backend)
         with self.lock:
             self.backends[name] = backend
 
@@ -214,7 +211,7 @@ def _resolve(given: Any) -> Backend:
         return get_backend(given)
     found = _instance(given)
     if isinstance(found, Backend):
-        Traits.of(found)
+        _reserve_passes(found)
         return found
     if callable(given):
         return cast(Backend, CallableBackend(given))
@@ -222,6 +219,14 @@ def _resolve(given: Any) -> Backend:
         f"backend takes a name, a Backend or a function, got {type(given).__name__}",
         fix="see lampwork.list_backends() for the names",
     )
+
+
+def _reserve_passes(backend: Backend) -> None:
+    """The passes that a backend brings can be switched by their names from now on."""
+    traits = Traits.of(backend)
+    registry().reserve(step.name for step, _ in traits.passes)
+    if traits.decompose:
+        registry().reserve(["decompose-core"])
 
 
 def _instance(given: Any) -> Any:

@@ -326,7 +326,7 @@ def test_explanations_of_a_model_and_what_a_print_does_to_it():
     with torch.no_grad():
         ours, again = (lampwork.explain(model)(torch.ones(2, 8)) for _ in range(2))
         theirs = lampwork.explain(model)(torch.ones(2, 8), True)
-    kept = {"compile", "compile-less"}
+    kept = {"compile", "compile-less", "faster", "slower"}  # how long things took differs
     assert set(listed(diff(ours, again))) <= kept
     found = diff(ours, theirs)
     (new,) = found.of("breaks")
