@@ -134,12 +134,20 @@ def database() -> tuple[Any, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_methods_invocations as invocations
+        from torch.testing._internal import common_utils
     # Some operators come wrapped in what saves and sets torch's random state, which is part of the tests of torch, and
     # no part of the operator; we set a seed for each run.
     invocations.wrapper_set_seed = _call
+    # For each set of samples the stack is searched for a test of unittest, with the source of every frame: half of
+    # the time of our tests, which are none of those.
+    common_utils.extract_test_fn = _nothing
     # torch's test helpers forbid setting flags of torch.backends for the rest of the process.
     torch.backends.__allow_nonbracketed_mutation_flag = True
     return tuple(invocations.op_db)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
