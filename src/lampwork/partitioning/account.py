@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from lampwork.graph.origin import Origin
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
 from lampwork.partitioning.assign import Answers
@@ -19,22 +20,33 @@ from lampwork.standard import math
 SHOWN = 12
 """Of how many parts the text says what they move and take."""
 
+SHOWN_MODULES = 3
+"""How many modules of a part the text names."""
+
 
 @record
 class PartEstimate:
     """What a part is expected to do in a call. `read`, `given`: bytes of what it takes from other parts, and of what
     other parts or the caller take from it; sizes that are open count as on the call at hand. `seconds`: as its backend
-    estimates by `cost`; None where it has no estimate."""
+    estimates by `cost`; None where it has no estimate. `modules`: the paths of the modules of its operators,
+    such as "encoder.layer.3", in the order of the graph."""
 
     backend: str
     operators: tuple[str, ...]
     read: int
     given: int
     seconds: float | None
+    modules: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
-        return f"reads {bytes_text(self.read)} of other parts, gives {bytes_text(self.given)}{time}"
+        of = f", of {_listed(self.modules)}" if self.modules else ""
+        return f"reads {bytes_text(self.read)} of other parts, gives {bytes_text(self.given)}{time}{of}"
+
+
+def _listed(modules: Sequence[str]) -> str:
+    more = len(modules) - SHOWN_MODULES
+    return ", ".join(modules[:SHOWN_MODULES]) + (f" and {more} more" if more > 0 else "")
 
 
 @record
@@ -83,9 +95,15 @@ def estimates(parts: Sequence[Part], answers: Answers) -> list[PartEstimate]:
                 sum(map(_bytes, read)),
                 sum(map(_bytes, given)),
                 None if math.isnan(seconds) else seconds,
+                tuple(dict.fromkeys(path for node in calls if (path := _module(node)))),
             )
         )
     return found
+
+
+def _module(node: fx.Node) -> str:
+    origin: Origin | None = node.meta.get("origin")
+    return "" if origin is None else origin.module
 
 
 def estimate_lines(parts: Sequence[PartEstimate]) -> Iterable[str]:

@@ -83,7 +83,11 @@ def test_time_and_bytes_of_parts() -> None:
     assert [part.given for part in run.parts] == [128, 128, 128, 128, 32]
     assert [part.seconds for part in run.parts] == [2e-6, None, 2e-6, None, 2e-6]
     assert "between parts: 512 bytes in a call\n" in str(run)
-    assert "  part 2, linear: reads 128 bytes of other parts, gives 128 bytes, 2.0 µs predicted\n" in str(run)
+    assert (
+        "  part 2, linear: reads 128 bytes of other parts, gives 128 bytes, 2.0 µs predicted, of 2\n"
+        in str(run)
+    )
+    assert [part.modules for part in run.parts] == [("0",), ("1",), ("2",), ("3",), ("4",)]
 
 
 def test_the_page_is_escaped() -> None:
