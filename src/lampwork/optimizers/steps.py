@@ -63,8 +63,9 @@ def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
             self._opt_called = True
         return run(self, *args, **kwargs)
 
+    title = f"{function.__qualname__}, {how}"
     compiled.__dict__.update(
-        lampwork_algorithm=algorithm, entries=(), stages=Stages(f"{function.__qualname__}, {how}")
+        lampwork_algorithm=algorithm, entries=(), stages=Stages(title, why_none=lambda: title)
     )
     if scheduled:
         compiled.__dict__["_wrapped_by_lr_sched"] = True
