@@ -49,8 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--timeout", type=_seconds, help="seconds after which a run counts as wrong")
     found.add_argument("--quiet", action="store_true", help="print the result only")
-    found.add_argument("script", help="a Python file")
-    found.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    _takes_script(found)
     found.set_defaults(run=_bisect)
 
     listed = commands.add_parser(
@@ -61,8 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     listed.add_argument("--json", action="store_true", help="as JSON")
     listed.add_argument("--never-fired", action="store_true", help="only those without hits")
-    listed.add_argument("script", nargs="?", help="a Python file to run first")
-    listed.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    _takes_script(listed, nargs="?", help="a Python file to run first")
     listed.set_defaults(run=_rewrites)
 
     measured = commands.add_parser(
@@ -75,8 +73,7 @@ def parser() -> argparse.ArgumentParser:
     measured.add_argument("--most", type=_count, default=MOST, help=f"so many rows at most (default: {MOST})")
     measured.add_argument("--json", metavar="FILE", help="write all numbers there")
     measured.add_argument("--trace", metavar="FILE", help="write a trace for https://ui.perfetto.dev there")
-    measured.add_argument("script", help="a Python file")
-    measured.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    _takes_script(measured)
     measured.set_defaults(run=_profile)
 
     explained = commands.add_parser(
@@ -88,8 +85,7 @@ def parser() -> argparse.ArgumentParser:
     explained.add_argument(
         "-o", "--output", metavar="FILE", default=REPORT, help=f"the report (default: {REPORT})"
     )
-    explained.add_argument("script", help="a Python file")
-    explained.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    _takes_script(explained)
     explained.set_defaults(run=_explain)
 
     compared = commands.add_parser(
@@ -152,10 +148,14 @@ def parser() -> argparse.ArgumentParser:
     reduced.add_argument(
         "-o", "--output", metavar="FILE", default=MINIFIED, help=f"the small script (default: {MINIFIED})"
     )
-    reduced.add_argument("script", help="a Python file")
-    reduced.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    _takes_script(reduced)
     reduced.set_defaults(run=_minify)
     return top
+
+
+def _takes_script(command: argparse.ArgumentParser, help: str = "a Python file", **how: Any) -> None:
+    command.add_argument("script", help=help, **how)
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 
 
 def _count(text: str) -> int:

@@ -85,9 +85,6 @@ class Observer:
     def built(self, inside: Inside) -> None:
         """What the native backend made of its part."""
 
-    def planned(self, program: Program) -> None:
-        """The native backend made a program of its part: of a graph with symbols, the one for their hints."""
-
     def differentiated(self, halves: Split) -> None:
         """The region is trained: its joint graph was divided. Comes after the end, with the call after a backward."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
+
+from lampwork.processor import cpu_info, processor
 
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 
@@ -15,15 +16,9 @@ _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 def machine() -> dict[str, str]:
     """The CPU's name, how many the process may use, its vector instructions (of those that matter to products), and
     the versions of Python and torch."""
-    cpu, flags = platform.processor(), set[str]()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = (line.partition(":") for line in info.read_text().splitlines())
-        fields = {name.strip(): value.strip() for name, _, value in lines}
-        cpu = fields.get("model name", cpu)
-        flags = set(fields.get("flags", "").split())
+    flags = set(cpu_info().get("flags", "").split())
     return {
-        "cpu": cpu,
+        "cpu": processor(),
         "cpus": str(len(os.sched_getaffinity(0))),
         "features": " ".join(name for name in _FEATURES if name in flags),
         "python": platform.python_version(),

@@ -101,11 +101,6 @@ class Stages(Shown, Observer):
     halves: dict[str, list[Compilation]] = field(default_factory=dict[str, "list[Compilation]"])
     trained: bool = False
     _halved: tuple[fx.Graph, fx.Graph] | None = None
-    programs: dict[str, list[Program]] = field(default_factory=dict[str, list[Program]])
-    """What the native backend made: under "" of the graph, under "forward" and "backward" of its halves in training.
-    Where it makes another program for other sizes, those that came first, of halves those of the last sizes."""
-    graphs: dict[str, fx.Graph] = field(default_factory=dict[str, fx.Graph])
-    """The graphs after all passes that these compute."""
     _texts: dict[str, str] = field(default_factory=dict[str, str])
 
     # --- observing ----------------------------------------------------------------------------------------------------
@@ -137,7 +132,6 @@ class Stages(Shown, Observer):
         self.backend_passes = backend_passes
         if self.compilation is not None:
             self.compilation.records = tuple(records)
-        self.graphs[""] = graph
         self.makers["passes"] = lambda: format_records(records)
         self._keep("optimized", "graph", lambda: format_graph(graph))
         self.counts["after passes"] = _calls(graph)
@@ -164,23 +158,13 @@ class Stages(Shown, Observer):
 
     def built(self, inside: Inside) -> None:
         if self.compilation is not None:
-            self.compilation.inside = inside
-
-    def planned(self, program: Program) -> None:
-        self.keep_program("", program)
-
-    def keep_program(self, half: str, program: Program) -> None:
-        """So many at most: a function that is called with ever other sizes must not grow without end."""
-        kept = self.programs.setdefault(half, [])
-        if len(kept) < MOST_PROGRAMS:
-            kept.append(program)
+            self.compilation.built(inside)
 
     def half(self, name: str) -> Observer:
         return _Half(name, self)
 
     def differentiated(self, halves: Split) -> None:
         self.halves.clear()  # those of the sizes before
-        self.programs = {half: made for half, made in self.programs.items() if not half}
         forward = copy_graph(halves.forward)  # passes work in place
         self._halved = halves.forward, forward
         backwards = [copy_graph(backward.graph) for backward in halves.backwards.values()]
@@ -248,14 +232,26 @@ class Stages(Shown, Observer):
         """What each kernel and ATen call of the version computes and moves: names of nodes of the stage "optimized",
         bytes, floating point operations. Of sizes that are open, for those of the first call.
 
-        half: "forward" or "backward" of a region that is trained. `index` counts within each of `programs[half]`.
+        half: "forward" or "backward" of a region that is trained. `index` counts within each program of `made(half)`.
 
         Raises:
             KeyError: there is no such half.
         """
-        if half not in self.programs and half:
-            raise KeyError(f"no half {half!r}; there are {', '.join(map(repr, self.programs)) or 'none'}")
-        return tuple(step for program in self.programs.get(half, ()) for step in program.steps())
+        return tuple(
+            step for made in self.made(half) for program in made.programs for step in program.steps()
+        )
+
+    def made(self, half: str = "") -> Sequence[Compilation]:
+        """What became of the graph, or of one half of a region that is trained.
+
+        Raises:
+            KeyError: there is no such half.
+        """
+        if not half:
+            return () if self.compilation is None else (self.compilation,)
+        if half not in self.halves:
+            raise KeyError(f"no half {half!r}; there are {', '.join(map(repr, self.halves)) or 'none'}")
+        return self.halves[half]
 
     def summary(self) -> str:
         """A summary of a few lines: what the graph was compiled to, and the seconds that each step took."""
@@ -315,6 +311,7 @@ class Compilation:
         records: what each pass did.
         parts: who takes what of it.
         inside: what the native backend made of its part.
+        programs: what it made of all its parts. Where it makes another for other sizes, those that came first.
     """
 
     recorded: fx.Graph
@@ -324,6 +321,13 @@ class Compilation:
     records: Sequence[PassRecord] = ()
     parts: Sequence[Part] = ()
     inside: Inside | None = None
+    programs: list[Program] = field(default_factory=list["Program"])
+
+    def built(self, inside: Inside) -> None:
+        """Keeps so many programs at most: a function that is called with ever other sizes must not grow without end."""
+        self.inside = inside
+        if len(self.programs) < MOST_PROGRAMS:
+            self.programs.append(inside.program)
 
     def given(self) -> fx.Graph:
         """A copy of the graph that the passes were given."""
@@ -360,7 +364,6 @@ class _Half(Observer):
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
-        self.stages.graphs[self.name] = graph
         if self.made is not None:
             self.made.records = tuple(records)
 
@@ -370,10 +373,7 @@ class _Half(Observer):
 
     def built(self, inside: Inside) -> None:
         if self.made is not None:
-            self.made.inside = inside
-
-    def planned(self, program: Program) -> None:
-        self.stages.keep_program(self.name, program)
+            self.made.built(inside)
 
 
 def _calls(graph: fx.Graph) -> int:

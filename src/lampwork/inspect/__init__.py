@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from lampwork.inspect.difference import Difference, Finding, diff
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lampwork.inspect.explain import Explainer, explain
 from lampwork.inspect.explanation import Explanation, FunctionReport, GuardLine, RegionReport
-from lampwork.inspect.report import report_data
+
+if TYPE_CHECKING:
+    from lampwork.inspect.difference import Difference, Finding, diff
+    from lampwork.inspect.report import report_data
 
 __all__ = [
     "Difference",
@@ -19,3 +24,14 @@ __all__ = [
     "explain",
     "report_data",
 ]
+
+_LATER = dict.fromkeys(("Difference", "Finding", "diff"), "difference") | {"report_data": "report"}
+
+
+def __getattr__(name: str) -> Any:
+    """What reports need is loaded when it is first asked for: it would take longer than all of the rest."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found

@@ -27,8 +27,8 @@ from lampwork.display import Block, Folded, Shown, Table
 from lampwork.display.units import bytes_text, time_text
 from lampwork.errors import OptionError, text_of
 from lampwork.folders import cache_folder
-from lampwork.inspect.report.machine import processor
 from lampwork.inspect.self_test import Trial, self_test
+from lampwork.processor import processor
 from lampwork.records import record
 from lampwork.standard import itertools
 from lampwork.version import __version__

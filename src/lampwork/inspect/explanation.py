@@ -13,8 +13,6 @@ from lampwork.capture.model.region import Record
 from lampwork.compiled.stages import TRAINED, Stages
 from lampwork.display import Block, Folded, Shown, Table
 from lampwork.inspect.profile.watch import UNSEEN, Times
-from lampwork.inspect.report.data import report_data
-from lampwork.inspect.report.page import save
 from lampwork.records import record
 
 
@@ -131,6 +129,10 @@ class Explanation(Shown):
         Raises:
             ReportError: the file cannot be written.
         """
+        # Loaded where a report is made: it takes as long as all of the rest.
+        from lampwork.inspect.report.data import report_data
+        from lampwork.inspect.report.page import save
+
         return save(report_data(self), path)
 
     def _brief(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import fx
 
+from lampwork.display import Shown
+from lampwork.display.units import bytes_text, time_text
 from lampwork.graph.origin import Origin
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
@@ -39,7 +40,7 @@ class PartEstimate:
     modules: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
+        time = "" if self.seconds is None else f", {time_text(self.seconds)} predicted"
         of = f", of {_listed(self.modules)}" if self.modules else ""
         return f"reads {bytes_text(self.read)} of other parts, gives {bytes_text(self.given)}{time}{of}"
 
@@ -50,7 +51,7 @@ def _listed(modules: Sequence[str]) -> str:
 
 
 @record
-class DryRun:
+class DryRun(Shown):
     """A printable account of a `PartitionPlan`: coverage, parts, every reason for a refusal, and what would change it.
 
     `moved`: bytes that parts take from other parts in a call.
@@ -67,10 +68,6 @@ class DryRun:
         return self.text
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return f"<pre>{html.escape(self.text)}</pre>"
 
 
 def estimates(parts: Sequence[Part], answers: Answers) -> list[PartEstimate]:
@@ -116,22 +113,6 @@ def estimate_lines(parts: Sequence[PartEstimate]) -> Iterable[str]:
         yield f"  part {number}, {part.backend}: {part}"
     if len(parts) > SHOWN:
         yield f"  and {len(parts) - SHOWN} more parts"
-
-
-def bytes_text(count: int) -> str:
-    """ "640 bytes", "1.5 kB", "2.3 MB"."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def seconds_text(seconds: float) -> str:
-    """ "1.5 s", "20.0 ms", "3.2 µs"."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds * 1e6:.1f} µs"
 
 
 def _bytes(node: fx.Node) -> int:

@@ -81,7 +81,7 @@ class Made:
     copies: frozenset[int] = frozenset()
     seen: tuple[Tensor, ...] = ()
     fault: BackendError | None = None
-    told: tuple[Inside | Program, ...] = ()
+    told: tuple[Inside, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -97,27 +97,15 @@ class _Listener(Observer):
 
     looks: ClassVar[bool] = False
     to: Observer
-    told: list[Inside | Program] = field(default_factory=list["Inside | Program"])
+    told: list[Inside] = field(default_factory=list[Inside])
 
     @property
     def title(self) -> str:
         return self.to.title
 
-    def planned(self, program: Program) -> None:
-        self.told.append(program)
-        self.to.planned(program)
-
     def built(self, inside: Inside) -> None:
         self.told.append(inside)
         self.to.built(inside)
-
-
-def _tell(observer: Observer, told: Sequence[Inside | Program]) -> None:
-    for each in told:
-        if isinstance(each, Program):
-            observer.planned(each)
-        else:
-            observer.built(each)
 
 
 @record
@@ -165,7 +153,8 @@ def compile_graph(
                     return _compile(backend, traits, graph, options, bound)
                 demands.make_of(scope)
             counters.add("backend_cache_hits")
-            _tell(options.observer, slot.made.told)
+            for inside in slot.made.told:
+                options.observer.built(inside)
             return slot.made
         fault = slot.fault if slot.made is None else slot.made.fault
         if fault is not None:

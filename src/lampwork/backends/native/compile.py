@@ -143,7 +143,6 @@ class NativeBackend:
             artifacts = Artifacts(tuning=artifacts.tuning)
             closed = concrete_graph(graph, hints)
             program = compile_program(closed, options.mutations, target, artifacts, title=title)
-        options.observer.planned(cast(Program, artifacts.program))
         options.observer.built(_inside(graph, artifacts, target))
         if options.observer.looks:
             _show(options.observer, graph, artifacts, target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
 import threading
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +15,7 @@ from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.folders import cache_folder
 from lampwork.inspect.machine.limits import Limits, measure_limits
 from lampwork.locks import new_lock
+from lampwork.processor import processor
 
 VERSION = 2
 SECONDS, LARGE = 0.015, 1 << 26
@@ -77,12 +77,7 @@ def _file(threads: int) -> Path | None:
 
 def _machine() -> str:
     """What tells machines apart that may share a cache folder."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = (line.partition(":") for line in info.read_text().splitlines())
-        cpu = next((value.strip() for name, _, value in lines if name.strip() == "model name"), cpu)
-    plain = "".join(letter if letter.isalnum() else "-" for letter in cpu)
+    plain = "".join(letter if letter.isalnum() else "-" for letter in processor())
     return f"{plain}-{host_isa('').name}-{VERSION}"
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lampwork.display import Block, Shown
+from lampwork.display import Block, Shown, Table
+from lampwork.display.units import time_text
 from lampwork.errors import ProfileError
 from lampwork.inspect.machine.limits import Limits
 from lampwork.inspect.profile.kept_limits import limits_of_machine, limits_reached
 from lampwork.inspect.profile.memory import Held, memory_of
 from lampwork.inspect.profile.rows import BEGIN, BY, By, Row, grouped, rows_of
 from lampwork.inspect.profile.spans import WHAT, ThreadSpans, read
-from lampwork.inspect.profile.table import format_html, format_text, seconds
+from lampwork.inspect.profile.table import HEADS, cells, format_text
 from lampwork.inspect.profile.trace import trace_of
 from lampwork.inspect.profile.watch import begin_instead_of_watch
 from lampwork.runtime import end_profile, in_span
@@ -184,16 +185,19 @@ class Profile(Shown):
     def __repr__(self) -> str:
         if self._state != "done":
             return f"<lampwork profile, {'running' if self._state == 'running' else 'not begun'}>"
-        return f"<lampwork profile of {seconds(self.wall).strip()}; print it, or .table(by=...), .save('trace.json')>"
+        return (
+            f"<lampwork profile of {time_text(self.wall)}; print it, or .table(by=...), .save('trace.json')>"
+        )
 
     def _blocks(self) -> Iterable[Block]:
-        return (str(self) if self._state == "done" else repr(self),)
-
-    def _repr_html_(self) -> str:
         if self._state != "done":
-            return super()._repr_html_()
+            yield repr(self)
+            return
         shown, left_out = self._shown("kernel", MOST)
-        return format_html(shown, self.wall, self._head(), left_out)
+        yield self._head()
+        yield Table(HEADS, tuple(cells(row, self.wall) for row in shown))
+        if left_out:
+            yield f"and {len(left_out)} more"
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -226,7 +230,7 @@ class Profile(Shown):
         share = f", {100 * steps / self.wall:.0f} % of it in compiled regions" if self.wall else ""
         threads = f", {len(self.threads)} threads" if len(self.threads) > 1 else ""
         lost = f"; {self.lost} spans had no room" if self.lost else ""
-        return f"{seconds(self.wall).strip()}{share}{threads}{lost}"
+        return f"{time_text(self.wall)}{share}{threads}{lost}"
 
 
 _LIMITS = ("threads", "gflops", "bf16", "int8", "read", "copy")

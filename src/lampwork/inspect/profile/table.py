@@ -1,11 +1,11 @@
-"""Rows as text and as HTML."""
+"""Rows as cells and as text."""
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 
+from lampwork.display.units import time_text
 from lampwork.inspect.profile.rows import Row
 
 HEADS = ("self", "share", "calls", "a call", "GFLOP/s", "GB/s", "of limit", "kind", "what", "where")
@@ -16,10 +16,10 @@ def cells(row: Row, wall: float) -> tuple[str, ...]:
     # The name of the file is enough beside a module; by="line" shows all of it.
     where = ", ".join(filter(None, (row.module, row.line.split(" in ")[0].rpartition(os.sep)[2])))
     return (
-        seconds(row.seconds),
+        time_text(row.seconds),
         f"{100 * row.seconds / wall:.1f} %" if wall else "",
         str(row.calls),
-        seconds(row.seconds / row.calls) if row.calls else "",
+        time_text(row.seconds / row.calls) if row.calls else "",
         "" if row.gflops is None else f"{row.gflops:.1f}",
         "" if row.gbs is None else f"{row.gbs:.1f}",
         "" if row.limit is None else f"{100 * row.limit:.0f} %",
@@ -27,14 +27,6 @@ def cells(row: Row, wall: float) -> tuple[str, ...]:
         row.name,
         where,
     )
-
-
-def seconds(time: float) -> str:
-    """With three digits and a unit."""
-    units = (("s ", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-    unit, size = next((each for each in units if time >= each[1] * 0.9995), units[-1])
-    number = time / size
-    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f} {unit}"
 
 
 def format_text(rows: Sequence[Row], wall: float, left_out: Sequence[Row] = ()) -> str:
@@ -51,16 +43,5 @@ def format_text(rows: Sequence[Row], wall: float, left_out: Sequence[Row] = ()) 
     ]
     if left_out:
         rest = sum(row.seconds for row in left_out)
-        made.append(f"... and {len(left_out)} more: {seconds(rest).strip()}")
+        made.append(f"... and {len(left_out)} more: {time_text(rest)}")
     return "\n".join(made)
-
-
-def format_html(rows: Sequence[Row], wall: float, head: str, left_out: Sequence[Row] = ()) -> str:
-    """A table in itself; all that comes from the program is escaped."""
-    heads = "".join(f"<th>{name}</th>" for name in HEADS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(row, wall)) + "</tr>"
-        for row in rows
-    )
-    rest = f"<p>and {len(left_out)} more</p>" if left_out else ""
-    return f"<div><p>{html.escape(head)}</p><table><tr>{heads}</tr>{body}</table>{rest}</div>"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any
 
 from lampwork import pristine
@@ -11,6 +9,7 @@ from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.inspect.machine.limits import Limits
 from lampwork.inspect.profile.kept_limits import limits_of_machine
 from lampwork.inspect.profile.watch import UNSEEN, Times
+from lampwork.processor import processor
 from lampwork.records import record
 
 
@@ -47,14 +46,3 @@ def _peaks(limits: Limits) -> dict[str, Any]:
         "peak_gbs": max(limits.read, limits.copy),
         "peak_cache_gbs": max(limits.private_read, limits.private_copy),
     }
-
-
-def processor() -> str:
-    """The model of the CPU."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

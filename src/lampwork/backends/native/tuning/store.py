@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lampwork.codegen.target import Target
+from lampwork.processor import cpu_info
 from lampwork.records import record
 
 VERSION = 1
@@ -135,12 +136,9 @@ def description(target: Target) -> str:
 
 
 def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    fields = cpu_info()
+    if not fields:
         return "unknown CPU"
-    lines = (line.partition(":") for line in text.splitlines())
-    fields = {name.strip(): value.strip() for name, _, value in lines}
     wanted = (
         fields.get(name, "?") for name in ("model name", "cpu family", "model", "stepping", "cache size")
     )
