@@ -112,6 +112,7 @@ def test_what_cannot_be_found_says_why(monkeypatch):
     monkeypatch.setattr(told.importlib.metadata, "version", broken)
     monkeypatch.setattr(told.importlib.util, "find_spec", broken)
     monkeypatch.setattr(told, "host_flags", broken)
+    monkeypatch.setattr(told, "processor", broken)
     found = environment({})
     why = "not known: OSError: the disk is on fire"
     machine = section(found, "machine")
