@@ -49,7 +49,7 @@ SHARE ?= 1
 
 # A signal leaves no summary; the name of the test it came in is worth the more.
 test: $(EXTENSION) ## run the test suite
-	$(BIN)/python -m pytest --share $(SHARE) $(TESTS) || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat .pytest_cache/running-$(VERSION); fi; exit $$rc; }
+	@running=$$(mktemp) && export TEST_RUNNING=$$running && $(BIN)/python -m pytest --share $(SHARE) $(TESTS) || { rc=$$?; if [ $$rc -ge 128 ]; then printf 'ended by a signal in ' && cat $$running; fi; exit $$rc; }
 
 # A Python whose torch is built for CUDA; GPU_FLAGS= where it has no pytest-xdist. The report has every failure in full.
 GPU_PYTHON ?= $(BIN)/python

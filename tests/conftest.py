@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import difflib
-import sys
+import os
 import zlib
 from pathlib import Path
 
@@ -14,9 +14,7 @@ import torch
 GOLDEN = Path(__file__).parent / "golden"
 
 # The name of the test that runs: what `make test` prints when a signal ends the whole run.
-RUNNING = (
-    Path(__file__).parent.parent / ".pytest_cache" / f"running-{'.'.join(map(str, sys.version_info[:2]))}"
-)
+RUNNING = os.environ.get("TEST_RUNNING")
 
 # Some test modules make their data when they are imported: the same in every run.
 torch.manual_seed(0)
@@ -29,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="of each test with many cases run about one in N, the same ones every time",
+        help="of each test with many cases, but those marked every_case, run about one in N, the same every time",
     )
 
 
@@ -40,7 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--share") > 1:
         cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
         for item in items:
-            cases[item.nodeid.partition("[")[0]].append(item)
+            every = item.get_closest_marker("every_case") is not None
+            cases[item.nodeid if every else item.nodeid.partition("[")[0]].append(item)
         kept = {
             item.nodeid for of_one in cases.values() for item in share(of_one, config.getoption("--share"))
         }
@@ -48,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in kept]
 
 
-FEW = 8
+FEW = 4
 """A test with no more cases than this always runs all of them."""
 
 
@@ -60,8 +59,8 @@ def share(cases: list[pytest.Item], parts: int) -> list[pytest.Item]:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    RUNNING.parent.mkdir(exist_ok=True)
-    RUNNING.write_text(nodeid + "\n")
+    if RUNNING:
+        Path(RUNNING).write_text(nodeid + "\n")
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         item.unregister()
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("own_plugins")
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ ARGUMENTS = {
     "tensor_parallel.py": ["--steps", "5"],
 }
 LAUNCHERS = {
-    "train_distributed.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"],
+    "train_distributed.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     "tensor_parallel.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 PRINTS = {
@@ -43,12 +43,13 @@ PRINTS = {
         "with the C backend",
     ],
     "train.py": ["100% right", "'eager_calls': 0", "'eager_backwards': 1"],
-    "train_distributed.py": ["4 processes", "'eager_calls': 0", "'eager_backwards': 1"],
+    "train_distributed.py": ["2 processes", "'eager_calls': 0", "'eager_backwards': 1"],
     "tensor_parallel.py": ["2 processes", "'breaks': 0, 'eager_calls': 0", "'eager_backwards': 1"],
     "demo.py": ["MLP", "AlexNet", "speed-up", "'eager_calls': 0"],
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_example_runs(example: str) -> None:
     command = [sys.executable, *LAUNCHERS.get(example, []), EXAMPLES / example, *ARGUMENTS.get(example, [])]
