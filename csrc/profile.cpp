@@ -1,5 +1,6 @@
 #include "profile.h"
 
+#include "fork_mutex.h"
 #include "spans.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -7,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace lampwork {
@@ -67,8 +69,10 @@ struct Log {
     int64_t inside = 0;
   };
 
-  int64_t begin(const at::RecordFunction& function) {
-    const std::lock_guard<std::mutex> lock(mutex);
+  // Its depth; nothing once the log is closed.
+  std::optional<int64_t> begin(const at::RecordFunction& function) {
+    const std::lock_guard<ForkMutex> lock(mutex);
+    if (closed) return std::nullopt;
     Open open;
     const AtHand hand = std::exchange(at_hand(), {});
     if (hand.code != nullptr) {
@@ -89,8 +93,12 @@ struct Log {
 
   void end(int64_t depth) {
     const int64_t time = now();
-    const std::lock_guard<std::mutex> lock(mutex);
-    // What has not ended by itself ends with what it is within.
+    const std::lock_guard<ForkMutex> lock(mutex);
+    end_at(depth, time);
+  }
+
+  // What has not ended by itself ends with what it is within.
+  void end_at(int64_t depth, int64_t time) {
     while (static_cast<int64_t>(stack.size()) > depth) {
       Open open = stack.back();
       stack.pop_back();
@@ -99,40 +107,55 @@ struct Log {
       if (!stack.empty() && !counts_whole(stack.back().seen)) {
         stack.back().inside += time - open.seen.begin;
       }
-      if (seen.size() < kMostSeen) {
-        seen.push_back(open.seen);
+      if (kept.seen.size() < kMostSeen) {
+        kept.seen.push_back(open.seen);
       } else {
-        ++lost;
+        ++kept.lost;
       }
     }
   }
 
+  struct Kept {
+    std::vector<Seen> seen;
+    uint64_t lost = 0;
+    std::vector<std::shared_ptr<const Code>> codes;  // dropped under the GIL
+    std::vector<std::string> names;
+  };
+
+  // All of it, for Python objects to be made of: under no mutex, as they can start the garbage collector. What is open
+  // ends here, and nothing begins any more: a thread may keep the log for long, and end without the GIL.
+  Kept close() {
+    const int64_t time = now();
+    const std::lock_guard<ForkMutex> lock(mutex);
+    end_at(0, time);
+    closed = true;
+    return std::exchange(kept, {});
+  }
+
   int32_t number_of(const Code& code) {
-    const auto [found, is_new] = programs.try_emplace(&code, static_cast<int32_t>(codes.size()));
-    if (is_new) codes.push_back(code.shared_from_this());
+    const auto [found, is_new] = programs.try_emplace(&code, static_cast<int32_t>(kept.codes.size()));
+    if (is_new) kept.codes.push_back(code.shared_from_this());
     return found->second;
   }
 
   int32_t number_of(const char* name) {
-    const auto [found, is_new] = numbers.try_emplace(name, static_cast<int32_t>(names.size()));
-    if (is_new) names.push_back(name);
+    const auto [found, is_new] = numbers.try_emplace(name, static_cast<int32_t>(kept.names.size()));
+    if (is_new) kept.names.push_back(name);
     return found->second;
   }
 
-  std::mutex mutex;
+  ForkMutex mutex;
+  bool closed = false;
   uint64_t thread = 0;
   std::vector<Open> stack;
-  std::vector<Seen> seen;
-  uint64_t lost = 0;
-  std::unordered_map<const Code*, int32_t> programs;
-  std::vector<std::shared_ptr<const Code>> codes;  // dropped under the GIL
-  std::unordered_map<std::string, int32_t> numbers;
-  std::vector<std::string> names;
+  Kept kept;
+  std::unordered_map<const Code*, int32_t> programs;  // -> place in kept.codes
+  std::unordered_map<std::string, int32_t> numbers;   // -> place in kept.names
 };
 
 // The profile that runs, one at a time; 0: none.
 std::atomic<uint64_t> running{0};
-std::mutex mutex;                          // of what follows
+ForkMutex mutex;                           // of what follows; a fork() may come while any thread works
 uint64_t last_running = 0;
 std::vector<std::shared_ptr<Log>> logs;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
@@ -153,15 +176,19 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function
   const uint64_t profile = running.load(std::memory_order_acquire);
   if (profile == 0) return nullptr;
   if (own.of != profile) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (running.load() != profile) return nullptr;
-    own = {profile, std::make_shared<Log>()};
-    own.log->thread = at::RecordFunction::currentThreadId();
-    own.log->seen.reserve(1 << 12);
-    logs.push_back(own.log);
+    auto log = std::make_shared<Log>();
+    log->thread = at::RecordFunction::currentThreadId();
+    log->kept.seen.reserve(1 << 12);
+    {
+      const std::lock_guard<ForkMutex> lock(mutex);
+      if (running.load() != profile) return nullptr;
+      logs.push_back(log);
+    }
+    own = {profile, std::move(log)};
   }
-  const int64_t depth = own.log->begin(function);
-  return std::make_unique<Entered>(own.log, depth);
+  const std::optional<int64_t> depth = own.log->begin(function);
+  if (!depth.has_value()) return nullptr;
+  return std::make_unique<Entered>(own.log, *depth);
 }
 
 void on_end(const at::RecordFunction&, at::ObserverContext* context) {
@@ -172,7 +199,7 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
 
 PyObject* begin_profile(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<ForkMutex> lock(mutex);
   if (running.load() != 0) Py_RETURN_FALSE;
   running.store(++last_running, std::memory_order_release);
   handle = at::addGlobalCallback(at::RecordFunctionCallback(on_begin, on_end)
@@ -186,24 +213,19 @@ PyObject* end_profile(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   std::vector<std::shared_ptr<Log>> found;
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<ForkMutex> lock(mutex);
     if (running.exchange(0) == 0) throw_value_error("no profile runs");
     at::removeCallback(handle);
     found.swap(logs);
   }
   py::list threads;
   for (const std::shared_ptr<Log>& log : found) {
-    // What is still open ends here; threads that end it later find nothing.
-    log->end(0);
-    const std::lock_guard<std::mutex> lock(log->mutex);
+    const Log::Kept kept = log->close();
     py::list names, programs;
-    for (const std::string& name : log->names) names.append(py::str(name));
-    for (const std::shared_ptr<const Code>& code : log->codes) programs.append(code->program);
-    const py::bytes seen(reinterpret_cast<const char*>(log->seen.data()), log->seen.size() * sizeof(Seen));
-    threads.append(py::make_tuple(log->thread, seen, names, programs, log->lost));
-    log->codes.clear();
-    log->programs.clear();
-    log->seen = {};
+    for (const std::string& name : kept.names) names.append(py::str(name));
+    for (const std::shared_ptr<const Code>& code : kept.codes) programs.append(code->program);
+    const py::bytes seen(reinterpret_cast<const char*>(kept.seen.data()), kept.seen.size() * sizeof(Seen));
+    threads.append(py::make_tuple(log->thread, seen, names, programs, kept.lost));
   }
   return threads.release().ptr();
   END_HANDLE_TH_ERRORS

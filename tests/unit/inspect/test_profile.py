@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from children import failure
 from torch import nn
 from torch.nn import functional as F
 
@@ -124,6 +125,35 @@ def test_threads_are_measured_each(ready):
             thread.join()
     assert len(p.threads) == 3
     assert row(p, kind="aten").calls == 6
+
+
+def test_a_process_may_fork_while_threads_are_profiled(ready):
+    """The child's calls are right, and the profile that it took over ends there as well."""
+    model, x = ready
+    expected = model(x)
+    ended = threading.Event()
+
+    def work():
+        with torch.no_grad():
+            while not ended.is_set():
+                torch.neg(x)
+
+    def child():
+        assert torch.equal(model(x), expected)
+        p.__exit__(None, None, None)
+        return None if p.rows else "no rows"
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    with torch.no_grad(), lampwork.profile() as p:
+        for thread in threads:
+            thread.start()
+        try:
+            said = [failure([("child", child)], quiet_limit=20) for _ in range(6)]
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+    assert said == [""] * 6
 
 
 def test_tables_by_kernel_module_and_line(ready):
