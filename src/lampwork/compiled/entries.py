@@ -15,7 +15,7 @@ from lampwork.compiled.stages import Stages
 from lampwork.display import Block, Folded, Listing, Shown, Table
 from lampwork.errors import Location
 from lampwork.graph.printing import target_name
-from lampwork.runtime import Compiled
+from lampwork.runtime import Compiled, Executable
 from lampwork.runtime import Entry as Served
 
 
@@ -61,6 +61,16 @@ class Entry(Shown):
     def hits(self) -> int:
         """How many calls this version has served."""
         return self.served.hits
+
+    @property
+    def refreshes(self) -> int | None:
+        """How often what depends on weights alone was computed again, because one had changed; None where nobody
+        counts that. Versions for other sizes share it."""
+        programs = [self.served.program, *(program for _, program in self.served.specializations)]
+        return max(
+            (each.stats["constant_refreshes"] for each in programs if isinstance(each, Executable)),
+            default=None,
+        )
 
     @property
     def regions(self) -> tuple[Entry, ...]:

@@ -115,6 +115,7 @@ def _report(entry: Entry) -> RegionReport:
         dict(entry.stages.counts),
         dict(entry.stages.seconds),
         entry.hits,
+        entry.refreshes,
         entry.stages,
     )
 

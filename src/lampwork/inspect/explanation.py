@@ -40,6 +40,7 @@ class RegionReport(Shown):
         counts: what the backend compiled it to: numbers of kernel calls, gemms, ATen calls, ...
         seconds: the time that each step of its compilation took.
         hits: how many calls it has served.
+        refreshes: how often what hangs on weights alone was computed again; None where that is not known.
         stages: every stage from bytecode to machine code.
     """
 
@@ -52,6 +53,7 @@ class RegionReport(Shown):
     counts: Mapping[str, int]
     seconds: Mapping[str, float]
     hits: int
+    refreshes: int | None
     stages: Stages
 
     def _brief(self) -> str:
@@ -177,6 +179,7 @@ def _region_dict(region: RegionReport) -> dict[str, Any]:
         "counts": dict(region.counts),
         "seconds": dict(region.seconds),
         "hits": region.hits,
+        "refreshes": region.refreshes,
         "stages": list(region.stages),
     }
 

@@ -135,6 +135,7 @@ class Context:
         self.wanted = wanted
         self.random = random
         self.raises = raises
+        self.called_because = ""
         self._target = self.constant if constant else self.main
 
     @property

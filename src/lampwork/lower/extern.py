@@ -57,7 +57,9 @@ def emit(
     """outs = target(*args, **kwargs), into buffers that are there."""
     encoded = tuple(_encode(ctx, arg) for arg in args)
     named = tuple((key, _encode(ctx, value)) for key, value in (kwargs or {}).items())
-    ctx.emit(Extern(outs, target, encoded, named, mutates, ctx.name, ctx.random, ctx.raises))
+    ctx.emit(
+        Extern(outs, target, encoded, named, mutates, ctx.name, ctx.random, ctx.raises, ctx.called_because)
+    )
 
 
 def fallback(

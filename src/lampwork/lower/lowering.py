@@ -231,6 +231,7 @@ def _lower_node(
                     return made
                 except NotExpressible as reason:
                     del ctx.main[main:], ctx.constant[fixed:]
+                    ctx.called_because = str(reason)
                     if logs.enabled("loops"):
                         logs.emit("loops", f"{node.name}: {target} is called through ATen: {reason}")
         if (
@@ -243,6 +244,7 @@ def _lower_node(
             ctx.started[node.name] = (*args, *kwargs.values())
         elif is_wait(target):
             return extern.waited(ctx, args[0], ctx.started.get(started_by(node).name, ()))
+        ctx.called_because = ctx.called_because or _why_called(ctx, node)
         made = extern.fallback(ctx, target, args, kwargs, opaque=bool(node.meta.get("opaque")))
         narrow.note(ctx, target, args, made)
         devices.note(ctx, node, made)
@@ -251,6 +253,21 @@ def _lower_node(
         if error.location is None and node.meta.get("location") is not None:
             raise type(error)(error.cause, fix=error.fix, location=node.meta["location"]) from error
         raise
+
+
+def _why_called(ctx: Context, node: fx.Node) -> str:
+    """Why a node is a call of ATen, where no rule was asked or had an answer of its own."""
+    if is_start(node.target) or is_wait(node.target):
+        return "a collective"
+    if not _is_plain(node):
+        if node.meta.get("random") or node.meta.get("effect"):
+            return "its random numbers or effects are ATen's own"
+        return "loops cannot hold its result"
+    if node.meta.get("constant"):
+        return "it is computed once for a set of weights, where compiling it would take longer"
+    if not is_on(node.meta["val"], ctx.device):
+        return "it is on another device than most of its graph"
+    return "there is no rule that makes it a loop"
 
 
 def _wanted(node: fx.Node) -> frozenset[int]:

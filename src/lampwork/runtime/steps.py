@@ -23,6 +23,7 @@ class StepFacts:
     known. dtype: what it computes in, as torch names it; "" where that is not known.
     lines, modules: of the user's program that the nodes come from, each once, in the order of the nodes; a module is
     the dotted path by which the model has it, "" for the model itself.
+    why: of a call of ATen, why it is no kernel of ours; "" where it is one, or where ATen's is the better one.
     """
 
     index: int
@@ -35,3 +36,4 @@ class StepFacts:
     dtype: str = ""
     lines: tuple[Location, ...] = ()
     modules: tuple[str, ...] = ()
+    why: str = ""

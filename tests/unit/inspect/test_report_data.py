@@ -163,6 +163,26 @@ def test_memory_lies_apart_while_it_lives():
             assert one is other or apart or below or above
 
 
+def test_constants_tell_how_often_they_were_made_again():
+    region = report_data(explained(Stack().eval(), torch.randn(3, 8)))["regions"][0]
+    assert {each["refreshed"] for each in region["constants"]} == {0}
+    model, x = Stack().eval(), torch.randn(3, 8)
+    compiled = lampwork.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(x)
+            model.blocks[0].norm.weight.mul_(2)
+    assert compiled.entries[0].refreshes == 2
+
+
+def test_calls_of_aten_tell_why_they_are_no_kernels():
+    (region,) = report_data(explained(lambda x: torch.linalg.inv(x).exp() @ x, torch.eye(3)))["regions"]
+    (called,) = (group for group in region["groups"] if group["kind"] == "aten")
+    assert called["why"] == ["there is no rule that makes it a loop"]
+    (region,) = report_data(explained(lambda x: torch.fft.fft(x).real, torch.ones(3)))["regions"]
+    assert ["loops cannot hold its result"] in [group.get("why") for group in region["groups"]]
+
+
 def test_constants_name_the_weights_that_they_are_made_of():
     (region,) = report_data(explained(nn.BatchNorm1d(4).eval(), torch.randn(2, 4)))["regions"]
     constants = {each["name"]: each["from"] for each in region["constants"]}

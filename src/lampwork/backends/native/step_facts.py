@@ -203,7 +203,9 @@ class _Looked:
         arithmetic = sum(flops_of_node(self.nodes[name]) or 0 for name in names)
         dtypes = [str(out.dtype) for name in names for out in _specs(self.nodes[name])]
         dtype = dtypes[0].removeprefix("torch.") if dtypes else ""
-        return StepFacts(-1, extern.origin, "aten", names, sum(read.values()), written, arithmetic, dtype)
+        return StepFacts(
+            -1, extern.origin, "aten", names, sum(read.values()), written, arithmetic, dtype, why=extern.why
+        )
 
     def _opaque_bytes(self, name: str) -> int:
         """Of a tensor whose layout torch alone knows, by the graph; 0 if that does not know it either."""

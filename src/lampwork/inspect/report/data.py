@@ -83,7 +83,7 @@ def region_data(region: RegionReport, tables: Tables, measured: Measured = NOTHI
         "guards": [_guard(guard, tables) for guard in region.guards],
         "symbols": list(region.symbols),
         **{stage: tables.text(stages.text(stage)) for stage in TEXTS if stage in stages},
-        **_compilations(stages, tables, measured),
+        **_compilations(stages, tables, measured, region.refreshes),
     }
 
 
@@ -101,7 +101,9 @@ def _guard(guard: GuardLine, tables: Tables) -> dict[str, Any]:
     return data
 
 
-def _compilations(stages: Stages, tables: Tables, measured: Measured) -> dict[str, Any]:
+def _compilations(
+    stages: Stages, tables: Tables, measured: Measured, refreshes: int | None
+) -> dict[str, Any]:
     """What became of the graph of a region; where it was trained, of its forward, and beside it of its backward."""
     if stages.compilation is None and not stages.halves:
         return (
@@ -114,7 +116,7 @@ def _compilations(stages: Stages, tables: Tables, measured: Measured) -> dict[st
     main = forwards[-1] if forwards else stages.compilation
     found: dict[str, Any] = {}
     if main is not None:
-        found = compilation_data(main, tables, measured, trained=bool(backwards))
+        found = compilation_data(main, tables, measured, trained=bool(backwards), refreshes=refreshes)
     if backwards and "memory" in found and "saved bytes" in stages.counts:
         found["memory"]["saved"] = stages.counts["saved bytes"]
     if backwards:
@@ -127,7 +129,7 @@ def _compilations(stages: Stages, tables: Tables, measured: Measured) -> dict[st
 
 
 def compilation_data(
-    made: Compilation, tables: Tables, measured: Measured, *, trained: bool
+    made: Compilation, tables: Tables, measured: Measured, *, trained: bool, refreshes: int | None = None
 ) -> dict[str, Any]:
     """What became of one graph: through the passes, and in the native backend, if that took a part of it. Times are
     of equal graphs together, as those share their code."""
@@ -146,7 +148,7 @@ def compilation_data(
         "groups": groups,
         "fusion": [_decision(each) for each in inside.decisions],
         "memory": {**memory_data(steps, inside), "steps": [group["id"] for group in groups]},
-        "constants": constants_data(inside, names),
+        "constants": constants_data(inside, names, refreshes),
         "program": tables.text(format_program(steps.program)),
     }
 

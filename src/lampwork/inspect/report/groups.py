@@ -30,6 +30,7 @@ def groups_data(
             # 0 is also what an operator counts whose arithmetic is not known.
             data |= {"flops": fact.flops} if fact.flops or fact.kind != "aten" else {}
             data |= {"dtype": fact.dtype} if fact.dtype else {}
+            data |= {"why": [fact.why]} if fact.why else {}
             if measured.limits is not None and (bounds := bounds_of(fact, measured.limits)) is not None:
                 data |= {"least": max(bounds), "bound": "arithmetic" if bounds[0] >= bounds[1] else "memory"}
         if times is not None and (time := times.steps[number]) is not None:

@@ -80,9 +80,9 @@ def _owner(program: Program, number: int) -> int:
     return number
 
 
-def constants_data(inside: Inside, known: Mapping[str, str]) -> list[dict[str, Any]]:
+def constants_data(inside: Inside, known: Mapping[str, str], refreshed: int | None) -> list[dict[str, Any]]:
     """What is computed once for a set of weights, and of which of them. `known`: the names that the report gives to
-    nodes of what was compiled."""
+    nodes of what was compiled. `refreshed`: how often all of it was computed again."""
     program = inside.program
     if program.constants is None:
         return []
@@ -102,6 +102,7 @@ def constants_data(inside: Inside, known: Mapping[str, str]) -> list[dict[str, A
                 "from": [bound[place] for place in sorted(made)],
                 **({"bytes": value.nbytes} if value.dtype is not None else {}),
                 "when": WHEN,
+                **({} if refreshed is None else {"refreshed": refreshed}),
             }
         )
     return found

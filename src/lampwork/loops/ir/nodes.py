@@ -451,6 +451,7 @@ class Extern:
     mutates: positions of arguments that the operator writes to (`copy_` into an input).
     random: it draws from torch's generator, or starts a collective: it is never dropped, and no two such change places.
     raises: it raises for some data, so it is never dropped either.
+    why: why it is no loop, for people; "" where a rule chose the call.
     """
 
     outs: tuple[Buffer, ...]
@@ -461,6 +462,7 @@ class Extern:
     origin: str = ""
     random: bool = False
     raises: bool = True
+    why: str = ""
 
 
 Template = Gemm | Attention | PackB | Recurrence | RecurrenceGradient
