@@ -12,7 +12,7 @@ from typing import Any
 from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
-from lampwork.display import show
+from lampwork.display import printable, show
 from lampwork.errors import BisectError, LampworkError, MinifyError, ReportReadError
 from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.difference import KINDS, THRESHOLD, diff
@@ -212,13 +212,15 @@ def _rewrites(given: argparse.Namespace) -> int:
 
 def _profile(given: argparse.Namespace) -> int:
     check_script(given.script)
+    # The script may go elsewhere.
+    numbers, trace = (path and Path(path).absolute() for path in (given.json, given.trace))
     with profile() as found:
         status = run_script(given.script, given.arguments)
-    print(found.table(given.by, given.most))
-    if given.json:
-        found.save_numbers(given.json)
-    if given.trace:
-        found.save(given.trace)
+    if numbers:
+        found.save_numbers(numbers)
+    if trace:
+        found.save(trace)
+    print(printable(found.table(given.by, given.most)))
     return status
 
 

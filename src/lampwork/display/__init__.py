@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lampwork.display.blocks import Block, Folded, Table
+from lampwork.display.blocks import Block, Folded, Table, printable
 from lampwork.display.shown import Listing, Shown, cut
 from lampwork.display.terminal import is_terminal, show
 
-__all__ = ["Block", "Folded", "Listing", "Shown", "Table", "cut", "is_terminal", "show"]
+__all__ = ["Block", "Folded", "Listing", "Shown", "Table", "cut", "is_terminal", "printable", "show"]

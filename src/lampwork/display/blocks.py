@@ -34,6 +34,17 @@ Block = str | Table | Folded
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines, with columns of one width."""
+    """The rows of a table as lines, with columns of one width. A cell is one line."""
+    rows = [[" ".join(cell.splitlines()) if "\n" in cell else cell for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def printable(text: str) -> str:
+    """With escapes for what would do something to a terminal, or cannot be written."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from lampwork.display.blocks import Block, Folded, Table
+from lampwork.display.blocks import Block, Folded, Table, printable
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -25,7 +25,7 @@ def show(thing: object, stream: TextIO | None = None) -> None:
     if is_terminal(stream) and hasattr(thing, "__rich__") and importlib.util.find_spec("rich") is not None:
         importlib.import_module("rich.console").Console(file=stream).print(thing)
     else:
-        print(thing, file=stream)
+        print(printable(str(thing)), file=stream)
 
 
 def to_rich(blocks: Iterable[Block]) -> Any:

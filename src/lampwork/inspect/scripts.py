@@ -15,12 +15,20 @@ INTERRUPTED = 130
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
     """Run a script to its end in this process, and give its exit status. What it raises is printed as Python prints it,
-    without our frames.
+    without our frames. A child that the script forked ends with it, and does nothing that was to come after.
 
     Raises:
         OptionError: there is no such file.
     """
     check_script(script)
+    process = os.getpid()
+    status = _run(script, arguments)
+    if os.getpid() != process:
+        raise SystemExit(status)
+    return status
+
+
+def _run(script: str, arguments: Sequence[str]) -> int:
     before = sys.argv, sys.path[:]
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))

@@ -265,7 +265,7 @@ def test_wrong_uses_say_what_to_do():
         with pytest.raises(ProfileError, match="entered a second time"):
             p.__enter__()
     assert "lampwork profile of" in repr(p)
-    with pytest.raises(ProfileError, match=r"cannot be written(.|\n)*fix: give a file"):
+    with pytest.raises(ProfileError, match=r"cannot be written(.|\n)*fix: give the path"):
         p.save("/no/such/folder/trace.json")
     assert module_function is lampwork.profile
 

@@ -136,13 +136,13 @@ def test_a_file_that_is_there_stays_when_writing_fails(tmp_path, monkeypatch):
     target = tmp_path / "report.html"
     target.write_text("before")
 
-    def full(self, text, encoding):
+    def full(self, to):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(ReportError, match="No space left on device"):
         explained().save(target)
-    assert target.read_text() == "before"
+    assert target.read_text() == "before" and list(tmp_path.iterdir()) == [target]
 
 
 def test_an_installation_without_the_page(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from lampwork.inspect.profile.table import HEADS, cells, format_text
 from lampwork.inspect.profile.trace import trace_of
 from lampwork.inspect.profile.watch import begin_instead_of_watch
 from lampwork.runtime import end_profile, in_span
+from lampwork.written import write_whole
 
 MOST = 40
 """Rows that a table has, unless it is asked for others."""
@@ -39,6 +41,7 @@ class Profile(Shown):
         self._begin = 0
         self._thread = 0
         self._raw: list[Any] = []
+        self._dropped: weakref.finalize[..., Profile]
         self._threads: tuple[ThreadSpans, ...] | None = None
         self._limits: Limits | None = None
         self._rows: tuple[Row, ...] | None = None
@@ -55,6 +58,9 @@ class Profile(Shown):
                 fix="end it before another begins: there is one at a time, for all threads",
             )
         self._state = "running"
+        # One that nobody can end any more makes room for the next.
+        self._dropped = weakref.finalize(self, end_profile)
+        self._dropped.atexit = False
         self._begin = time.monotonic_ns()
         # Its first span is this thread's, so that the time of no span can be told from that of other threads.
         in_span(BEGIN, int)
@@ -64,6 +70,14 @@ class Profile(Shown):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end = time.monotonic_ns()
+        if self._state != "running":
+            raise ProfileError(
+                "a profile ends that has not begun"
+                if self._state == "new"
+                else "a profile ends a second time",
+                fix="use it as `with lampwork.profile() as p:`",
+            )
+        self._dropped.detach()
         self._raw = end_profile()
         self.wall = (end - self._begin) / 1e9
         self._state = "done"
@@ -169,7 +183,7 @@ class Profile(Shown):
         Raises:
             ProfileError: the file cannot be written.
         """
-        _write(path, trace_of(self.threads, self._begin))
+        self._write(path, trace_of(self.threads, self._begin))
 
     def save_numbers(self, path: str | Path) -> None:
         """Write what `to_dict` gives as JSON.
@@ -177,7 +191,7 @@ class Profile(Shown):
         Raises:
             ProfileError: the file cannot be written.
         """
-        _write(path, self.to_dict())
+        self._write(path, self.to_dict())
 
     def __str__(self) -> str:
         return self.table()
@@ -208,9 +222,14 @@ class Profile(Shown):
                 fix="run something in `with lampwork.profile() as p:` and look at `p` after it",
             )
 
+    def _write(self, path: str | Path, document: Any) -> None:
+        write_whole(path, json.dumps(document), "the profile", ProfileError)
+
     def _shown(self, by: By, most: int | None) -> tuple[Sequence[Row], Sequence[Row]]:
         if by not in BY:
             raise ProfileError(f"no table by {by!r}", fix=f"there are tables by {', '.join(map(repr, BY))}")
+        if most is not None and most < 1:
+            raise ProfileError(f"no table of {most} rows", fix="give 1 or more, or None for all")
         rows = grouped(self.rows, by)
         return rows[:most], () if most is None else rows[most:]
 
@@ -234,15 +253,6 @@ class Profile(Shown):
 
 
 _LIMITS = ("threads", "gflops", "bf16", "int8", "read", "copy")
-
-
-def _write(path: str | Path, document: Any) -> None:
-    try:
-        Path(path).write_text(json.dumps(document))
-    except OSError as error:
-        raise ProfileError(
-            f"the profile cannot be written: {error}", fix="give a file in a folder that can be written to"
-        ) from error
 
 
 def _peak(held: Sequence[Held]) -> int:

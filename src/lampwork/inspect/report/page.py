@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lampwork.errors import ReportError, text_of
+from lampwork.written import write_whole
 
 PLACE = '<script type="application/json" id="lampwork-data">null</script>'
 """What the data goes into, once in the page."""
@@ -72,17 +73,4 @@ def save(data: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
     Raises:
         ReportError: it cannot be written.
     """
-    target = Path(path)
-    text = to_html(data)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        if partial.exists():
-            partial.unlink()
-        raise ReportError(
-            f"the report cannot be written to {target}: {error.strerror or text_of(error)}",
-            fix="give the path of a file in a folder that exists and can be written to",
-        ) from error
-    return target
+    return write_whole(path, to_html(data), "the report", ReportError)

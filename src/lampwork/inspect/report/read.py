@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from lampwork.display import printable
 from lampwork.errors import ReportReadError, text_of
 from lampwork.inspect.report.data import FORMAT
 from lampwork.inspect.report.page import PLACE
@@ -106,16 +107,6 @@ def read_report(given: str | os.PathLike[str] | Mapping[str, Any], name: str = "
     path = Path(given)
     source = printable(str(given))
     return _checked(Place(_parsed(_text(path, source), source), "", source))
-
-
-def printable(text: str) -> str:
-    """With escapes for what would do something to a terminal, or cannot be written."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
-        for each in text
-    )
 
 
 def _text(path: Path, source: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,11 +63,18 @@ class Tables:
         }
 
 
+def _lines(file: str) -> Sequence[str]:
+    try:
+        return linecache.getlines(file)
+    except UnicodeEncodeError:  # a name that no file can have
+        return ()
+
+
 def excerpts(wanted: Mapping[str, Iterable[int]]) -> dict[str, list[dict[str, Any]]]:
     """The lines around the wanted ones, by file; a file that cannot be read, and a line past its end, is left out."""
     found: dict[str, list[dict[str, Any]]] = {}
     for file, numbers in wanted.items():
-        lines = linecache.getlines(file)
+        lines = _lines(file)
         shown = sorted(
             {
                 each
