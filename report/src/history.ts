@@ -4,6 +4,7 @@ import type { Change, GraphNode, Graphs, NodeId, PassStep, Rewrite } from "./sch
 export interface Version {
   order: NodeId[];
   nodes: Map<NodeId, GraphNode>;
+  positions?: Map<NodeId, number>;
 }
 
 /** One row of "what did this pass change": a node that stayed, or one that came, went or became another. */
@@ -49,9 +50,10 @@ export class History {
     return this.nodes.get(id);
   }
 
-  rows(step: number): Row[] {
+  /** Rows in the order of the graph. Those that stayed are left out unless `all` are wanted: most graphs are long. */
+  rows(step: number, all: boolean): Row[] {
     const now = this.at(step);
-    if (step === 0) return now.order.map((id) => ({ id, state: "same", node: now.nodes.get(id)! }));
+    if (step === 0) return all ? now.order.map((id) => ({ id, state: "same", node: now.nodes.get(id)! })) : [];
     const before = this.at(step - 1);
     const changed = changes(this.steps[step - 1]!);
     const rewriteOf = new Map<NodeId, number>();
@@ -60,11 +62,16 @@ export class History {
     });
     const rows: Row[] = [];
     const push = (id: NodeId, state: Row["state"], node: GraphNode, old?: GraphNode) => {
-      const rewrite = state === "same" ? undefined : rewriteOf.get(id);
-      rows.push({ id, state, node, ...(old && { before: old }), ...(rewrite !== undefined && { rewrite }) });
+      const row: Row = { id, state, node };
+      if (old) row.before = old;
+      const rewrite = rewriteOf.get(id);
+      if (rewrite !== undefined) row.rewrite = rewrite;
+      rows.push(row);
+      any = true;
     };
     let at = 0;
-    const positions = new Map(before.order.map((id, index) => [id, index]));
+    let any = false;
+    const positions = positionsIn(before);
     const removedUpTo = (end: number) => {
       for (; at < end; at++) {
         const id = before.order[at]!;
@@ -74,9 +81,14 @@ export class History {
     for (const id of now.order) {
       const old = before.nodes.get(id);
       if (old) removedUpTo(positions.get(id)!);
-      else removedUpTo(goneFrom(before.order, rows.length ? at + (now.nodes.has(before.order[at]!) ? 1 : 0) : 0, now));
+      else removedUpTo(goneFrom(before.order, any ? at + (now.nodes.has(before.order[at]!) ? 1 : 0) : 0, now));
       const node = now.nodes.get(id)!;
-      push(id, old ? (changed.changed.has(id) ? "changed" : "same") : "added", node, old && old !== node ? old : undefined);
+      if (!old) push(id, "added", node);
+      else if (changed.changed.has(id)) push(id, "changed", node, old !== node ? old : undefined);
+      else {
+        if (all) rows.push({ id, state: "same", node });
+        any = true;
+      }
     }
     removedUpTo(before.order.length);
     return rows;
@@ -93,6 +105,12 @@ export function parts(step: PassStep): (Change | Rewrite)[] {
 
 function version(nodes: GraphNode[]): Version {
   return { order: nodes.map((node) => node.id), nodes: new Map(nodes.map((node) => [node.id, node])) };
+}
+
+/** Where each node stands; made once. */
+function positionsIn(version: Version): Map<NodeId, number> {
+  version.positions ??= new Map(version.order.map((id, index) => [id, index]));
+  return version.positions;
 }
 
 function changes(step: PassStep) {
@@ -118,7 +136,7 @@ function apply(before: Version, step: PassStep): Version {
   for (const id of removed) nodes.delete(id);
   for (const [id, node] of changed) if (nodes.has(id)) nodes.set(id, node);
   for (const [id, node] of added) nodes.set(id, node);
-  const place = new Map(before.order.map((id, index) => [id, index]));
+  const place = new Map(positionsIn(before));
   const firstGone = before.order.findIndex((id) => removed.has(id));
   const fallback = firstGone < 0 ? before.order.length - 1 : firstGone;
   const behind = new Map<number, NodeId[]>();

@@ -18,7 +18,8 @@ export function passes(app: App): View {
   let step = interesting.indexOf(true) + 1;
   let onlyChanges = true;
   let chosen: number | undefined;
-  let rows: Row[] = [];
+  let rows: Row[] = []; // those that changed
+  let shown: Row[] = [];
 
   const slider = h("input", { type: "range", min: 0, max: steps.length, step: 1, "aria-label": "Pass", oninput: () => show(Number(slider.value)) });
   const title = h("h2");
@@ -46,15 +47,15 @@ export function passes(app: App): View {
   });
 
   const fill = () => {
-    const changed = rows.filter((row) => row.state !== "same" && (chosen === undefined || row.rewrite === chosen));
-    table.setRows(onlyChanges && step > 0 ? changed : rows);
+    shown = onlyChanges && step > 0 ? rows.filter((row) => chosen === undefined || row.rewrite === chosen) : history.rows(step, true);
+    table.setRows(shown);
   };
 
   const choose = (index: number | undefined) => {
     chosen = index;
     for (const button of rewrites.querySelectorAll("button")) set(button, { "aria-pressed": String(button.dataset.index === String(index)) });
     fill();
-    const first = rows.find((row) => row.rewrite === index && row.state !== "removed") ?? rows.find((row) => row.rewrite === index);
+    const first = shown.find((row) => row.rewrite === index && row.state !== "removed") ?? shown.find((row) => row.rewrite === index);
     if (index !== undefined && first && !onlyChanges) table.show(first);
   };
 
@@ -65,11 +66,11 @@ export function passes(app: App): View {
     const at = steps[step - 1];
     set(slider, { "aria-valuetext": at?.pass ?? "as recorded" });
     title.textContent = at?.pass ?? "As recorded";
-    rows = history.rows(step);
+    rows = history.rows(step, false);
     const sums = { added: 0, removed: 0, changed: 0, same: 0 };
     for (const row of rows) sums[row.state]++;
     const changes = (["added", "removed", "changed"] as const).filter((state) => sums[state]).map((state) => `${sums[state]} ${state}`);
-    summary.textContent = [`Pass ${step} of ${steps.length}`, at?.seconds === undefined ? "" : seconds(at.seconds), at && !known(at) && at.before !== undefined && at.after !== undefined ? `${at.before} nodes before, ${at.after} after` : count(rows.length - sums.removed, "node"), ...changes].filter(Boolean).join(" · ");
+    summary.textContent = [`Pass ${step} of ${steps.length}`, at?.seconds === undefined ? "" : seconds(at.seconds), at && !known(at) && at.before !== undefined && at.after !== undefined ? `${at.before} nodes before, ${at.after} after` : count(history.at(step).order.length, "node"), ...changes].filter(Boolean).join(" · ");
     rewrites.replaceChildren(...(at ? [...list(at.rewrites ?? [], choose), ...tallies(at)] : []));
     fill();
   };
