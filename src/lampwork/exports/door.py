@@ -89,12 +89,25 @@ def export(
             written to.
         Exception: the model raised it.
     """
-    chosen = _format(path, format)
+    chosen = format_of(path, format)
+    if chosen != "tlparse":
+        check_folder(path)
     regions, times = _compiled(model, inputs, kernels=chosen not in PROGRAMS)
+    return write(regions, chosen, Path(path), region, module, times)
+
+
+def write(
+    regions: Sequence[Place], format: str, path: Path, region: int | str | None, module: str, times: Times
+) -> Exported:
+    """Write one of the regions, or all, where the format can have several.
+
+    Raises:
+        ExportError: as for `export`.
+    """
     found = _selected(regions, region, module)
-    if chosen in PROGRAMS:
-        return _program(chosen, Path(path), _only(found, regions), module)
-    return _drawing(chosen, Path(path), found, module, times)
+    if format in PROGRAMS:
+        return _program(format, path, _only(found, regions), module)
+    return _drawing(format, path, found, module, times)
 
 
 @record(eq=False)
@@ -109,7 +122,12 @@ PROGRAMS = ("pt2", "onnx")
 """Formats of one region that can be run."""
 
 
-def _format(path: str | os.PathLike[str], given: str | None) -> str:
+def format_of(path: str | os.PathLike[str], given: str | None) -> str:
+    """The format that a path says, or the one that is `given`.
+
+    Raises:
+        OptionError: there is no such format, or the path says none.
+    """
     names = tuple(FORMATS.values())
     if given is not None:
         if given not in names:
@@ -125,6 +143,19 @@ def _format(path: str | os.PathLike[str], given: str | None) -> str:
             fix=f"name the file {known}; or pass format=, one of {', '.join(names)}",
         )
     return FORMATS[suffix]
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Before a program runs for what cannot be written.
+
+    Raises:
+        ExportError: the folder of `path` is not there.
+    """
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise ExportError(
+            f"{path} cannot be written: there is no folder {folder}", fix="make the folder first"
+        )
 
 
 def _compiled(model: Any, inputs: Any, *, kernels: bool) -> tuple[list[Place], Times]:
@@ -241,8 +272,9 @@ def _program(format: str, path: Path, place: Place, module: str) -> Exported:
     _needs(format)
     save: Any = importlib.import_module(_SAVE[format]).save
     notes, beside = _written(path, lambda target: save(piece, target, path))
+    outputs = piece.returned if format == "pt2" else piece.outputs
     return Exported(
-        path, format, (piece.name,), piece.inputs, piece.outputs, (path, *beside), (*piece.notes, *notes)
+        path, format, (piece.name,), piece.inputs, outputs, (path, *beside), (*piece.notes, *notes)
     )
 
 

@@ -68,13 +68,10 @@ def drawings(entry: Entry, original: Callable[..., Any], module: str, times: Tim
             f"{entry.name} computes no tensors, so there is nothing to draw", fix="export another region"
         )
     region = entry.region
-    names = dict(
-        zip(
-            (node.name for node in stages.aten.nodes if node.op == "placeholder"),
-            (*input_names(region, original), *weight_names(region, original)),
-            strict=True,
-        )
-    )
+    placeholders = [node.name for node in stages.aten.nodes if node.op == "placeholder"]
+    weights = weight_names(region, original)
+    given = [*((name, False) for name in input_names(region, original)), *((path, True) for path in weights)]
+    names = dict(zip(placeholders, given, strict=True))
     made: list[tuple[str, fx.Graph, Compilation | None]] = []
     if stages.halves:
         for half in stages.halves:
@@ -101,7 +98,7 @@ def _drawing(
     name: str,
     graph: fx.Graph,
     compilation: Compilation | None,
-    names: Mapping[str, str],
+    names: Mapping[str, tuple[str, bool]],
     kinds: Mapping[str, str],
     module: str,
     times: Times,
@@ -127,18 +124,13 @@ def _drawing(
     return Drawing(title, tuple(nodes), kernels, kinds)
 
 
-def _given(node: fx.Node, names: Mapping[str, str]) -> Drawn:
+def _given(node: fx.Node, names: Mapping[str, tuple[str, bool]]) -> Drawn:
     """An input, a weight, or a value that comes from outside of what is drawn."""
-    label = names.get(node.name, node.name)
-    bound = bool(node.meta.get("bound"))
-    module = label.rpartition(".")[0] if bound else ""
-    return Drawn(
-        node.name,
-        label.rpartition(".")[2] if bound else label,
-        "weight" if bound else "input",
-        module,
-        _values(node),
-    )
+    name, is_weight = names.get(node.name, (node.name, False))
+    if not is_weight:
+        return Drawn(node.name, name, "input", "", _values(node))
+    module, _, label = name.rpartition(".")
+    return Drawn(node.name, label, "weight", module, _values(node))
 
 
 def _operator(node: fx.Node, shown: set[fx.Node], of_node: Mapping[str, tuple[int, ...]]) -> Drawn:

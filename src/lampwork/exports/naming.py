@@ -121,8 +121,9 @@ def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
     return unique(f"{path}_tensor" if path in inner else path for path in paths)
 
 
-def output_names(recipe: Recipe, count: int) -> tuple[str, ...]:
-    """For each output of a region's program the key or attribute under which its result has it, else its number."""
+def output_names(recipe: Recipe, returned: Sequence[int]) -> dict[int, str]:
+    """For each output of a region's program that is returned the key or attribute under which the result has it, else
+    its number."""
     found: dict[int, str] = {}
     steps = recipe.steps
     for step in steps:
@@ -133,8 +134,9 @@ def output_names(recipe: Recipe, count: int) -> tuple[str, ...]:
             is_key = step.kind == "call" or (step.kind == "dict" and place % 2)
             if before is not None and is_key and before.kind == "const" and isinstance(before.payload, str):
                 found.setdefault(steps[number].payload, identifier(before.payload, "output"))
-    only = "output" if count == 1 else ""
-    return unique(found.get(number) or only or f"output_{number}" for number in range(count))
+    only = "output" if len(returned) == 1 else ""
+    names = unique(found.get(number) or only or f"output_{number}" for number in returned)
+    return dict(zip(returned, names, strict=True))
 
 
 @functools.cache

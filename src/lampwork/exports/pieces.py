@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, fx, nn
 
-from lampwork.capture.model.region import Kwarg, Region
+from lampwork.capture.model.region import Arg, Attr, DictItem, Item, Kwarg, Region, Slot, Source
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
 from lampwork.errors import ExportError
@@ -36,7 +36,7 @@ class Piece:
         sizes: for each symbol that is the size of an input, (input, dimension).
         hints: for each symbol, the number in the call that was captured.
         kinds: the classes of modules, by path.
-        region: the region that it is all of; None for a part.
+        region: the region that it is all of; None for a part. `sources`: of its inputs, in order.
         notes: what a user has to know of it.
     """
 
@@ -52,6 +52,7 @@ class Piece:
     hints: Mapping[str, int] = field(default_factory=dict[str, int])
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])
     region: Region | None = None
+    sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,6 +62,12 @@ class Piece:
     @property
     def results(self) -> tuple[fx.Node, ...]:
         return results_of(self.graph)
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The outputs that are not written back."""
+        written = {number for _, number in self.writes}
+        return tuple(name for number, name in enumerate(self.outputs) if number not in written)
 
     @property
     def calls(self) -> list[fx.Node]:
@@ -124,31 +131,59 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
             fix="export another region, or a function that computes something",
         )
     copy = copy_graph(graph)
-    outputs = output_names(region.recipe, len(results_of(copy)))
     weights = weight_names(region, original)
     inputs = input_names(region, original)
+    order = _in_order(region, copy)
+    places = {before: now for now, before in enumerate(order)}
     # What is written back has the name of what it is written to.
-    placed = (*inputs, *weights)
-    named = list(outputs)
-    for place, number in region.mutations:
-        named[number] = f"{placed[place]}.new"
+    written = {number: f"{(*inputs, *weights)[place]}.new" for place, number in region.mutations}
+    count = len(results_of(copy))
+    named = (
+        output_names(region.recipe, [number for number in range(count) if number not in written]) | written
+    )
     whole = Piece(
         entry.name,
         copy,
-        inputs,
+        tuple(inputs[number] for number in order),
         weights,
-        unique(named),
+        unique(named[number] for number in range(count)),
         region.bound,
         frozenset(
-            name for name, source in zip(inputs, region.inputs, strict=True) if isinstance(source, Kwarg)
+            name
+            for name, source in zip(inputs, region.inputs, strict=True)
+            if isinstance(root_of(source), Kwarg)
         ),
-        region.mutations,
+        tuple((places.get(place, place), number) for place, number in region.mutations),
         *_symbols(copy, len(inputs)),
         kinds_of(copy, original),
         region,
+        tuple(region.inputs[number] for number in order),
         _notes(entry),
     )
     return _cut(whole, module) if module else whole
+
+
+def root_of(source: Source) -> Source:
+    """What a source is an item or attribute of, or of which one is."""
+    while isinstance(source, (Attr, DictItem, Item, Slot)):
+        source = source.base
+    return source
+
+
+def _in_order(region: Region, graph: fx.Graph) -> list[int]:
+    """Have the inputs of a graph come in the order of a call: gives their numbers in the region in that order."""
+
+    def key(number: int) -> tuple[int, int]:
+        source = root_of(region.inputs[number])
+        if isinstance(source, Arg):
+            return 0, source.index
+        return (1, region.kwarg_names.index(source.name)) if isinstance(source, Kwarg) else (2, 0)
+
+    order = sorted(range(len(region.inputs)), key=key)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for number in reversed(order):
+        graph._root.append(placeholders[number])
+    return order
 
 
 def _notes(entry: Entry) -> tuple[str, ...]:
@@ -218,7 +253,7 @@ def _cut(whole: Piece, module: str) -> Piece:
     graph.output(tuple(made[node] for node in results))
     notes: tuple[str, ...] = ()
     if len(first) < len(inside):
-        notes = (f"{module} is called more than once, which is its first call",)
+        notes = (f"{module} is called again with what comes of its results, which is left out",)
     return Piece(
         f"{whole.name} {module}",
         graph,

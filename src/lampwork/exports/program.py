@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 
 from lampwork import pristine
 from lampwork.errors import ExportError, text_of
-from lampwork.exports.naming import is_rebuilt, rebuilt, state_of
+from lampwork.exports.naming import is_rebuilt, rebuilt, state_of, unique
 from lampwork.exports.pieces import Piece
 from lampwork.graph.concrete import symbol_names
 from lampwork.graph.interpret import compute
@@ -27,13 +27,17 @@ from lampwork.graph.symbols import hint_of
 from lampwork.loops.ir.symbols import evaluate
 
 _MARK = "lampwork"
+_SIGNS = "\"'\\,;"
 
 
-def exported_program(piece: Piece) -> tuple[Any, tuple[str, ...]]:
+def exported_program(piece: Piece, *, plain: bool = False) -> tuple[Any, tuple[str, ...]]:
     """The `ExportedProgram` of a piece, and notes: what is fixed in it that a call could have left open.
 
     Sizes that the region leaves open stay open, where torch can express what the program does with them. Inputs are
-    passed under their names; parameters and buffers have their module paths.
+    passed under their names; parameters and buffers have their module paths. The result is what the region returns.
+
+    Args:
+        plain: the result is all outputs of the piece in order, and nothing is written to inputs and buffers.
 
     Raises:
         ExportError: torch does not take it.
@@ -50,7 +54,7 @@ def exported_program(piece: Piece) -> tuple[Any, tuple[str, ...]]:
                 opened[piece.inputs[number]][dim] = export.Dim.AUTO
     try:
         with pristine.autocast("cpu", enabled=False), preserve_node_meta():
-            found = export.export(_module(piece), args, kwargs, dynamic_shapes=opened, strict=False)
+            found = export.export(_module(piece, plain), args, kwargs, dynamic_shapes=opened, strict=False)
     except Exception as error:
         raise ExportError(
             f"torch.export does not take {piece.name}: {text_of(error).splitlines()[0]}",
@@ -66,14 +70,15 @@ def _example(spec: TensorSpec) -> Tensor:
     return pristine.empty_strided(shape, strides, dtype=spec.dtype, device=spec.device).zero_()
 
 
-def _module(piece: Piece) -> nn.Module:
+def _module(piece: Piece, plain: bool) -> nn.Module:
     """A module that runs the piece under torch's tracer."""
-    module = state_of(zip(piece.weights, piece.tensors, strict=True))
+    weights = _weights(piece)
+    module = state_of(zip(weights, piece.tensors, strict=True))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         positional = (name for name in piece.inputs if name not in piece.keywords)
         given = {**dict(zip(positional, args, strict=True)), **kwargs}
-        return _run(piece, module, given)
+        return _run(piece, weights, module, given, plain)
 
     ways = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [inspect.Parameter(name, ways[name in piece.keywords]) for name in piece.inputs]
@@ -83,30 +88,44 @@ def _module(piece: Piece) -> nn.Module:
     return module
 
 
-def _run(piece: Piece, module: nn.Module, given: Mapping[str, Tensor]) -> Any:
+def _weights(piece: Piece) -> tuple[str, ...]:
+    """The paths of weights as torch can write them."""
+    return unique(_writable(path) for path in piece.weights)
+
+
+def _writable(path: str) -> str:
+    """Without signs that end a string in the code that torch makes of a program, or a list in its files."""
+    return "".join(sign if sign.isprintable() and sign not in _SIGNS else "_" for sign in path)
+
+
+def _run(
+    piece: Piece, weights: Sequence[str], module: nn.Module, given: Mapping[str, Tensor], plain: bool
+) -> Any:
     inputs = [given[name] for name in piece.inputs]
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    tensors = [*inputs, *(state[name] for name in piece.weights)]
+    tensors = [*inputs, *(state[name] for name in weights)]
+    read = list(tensors)
+    if piece.region is not None and piece.region.state.grad_enabled and not plain:
+        for place, _ in piece.writes:
+            read[place] = tensors[place].clone()  # which backward may read after it was written
     numbers: dict[str, Any] = dict(piece.hints)
     for symbol, (number, dim) in piece.sizes.items():
         numbers[symbol] = inputs[number].shape[dim]
-    values: dict[fx.Node, Any] = dict(zip(piece.placeholders, tensors, strict=True))
+    values: dict[fx.Node, Any] = dict(zip(piece.placeholders, read, strict=True))
     for node in piece.calls:
         with annotate({_MARK: node.name}):
             values[node] = compute(node, values, numbers)
     outputs = [values[node] for node in piece.results]
+    if plain:
+        return tuple(outputs)
     for place, number in piece.writes:
         tensors[place].copy_(outputs[number])
     region = piece.region
     if region is not None and is_rebuilt(region):
-        named = dict(zip(region.inputs, inputs, strict=True))
-        return rebuilt(region.recipe, outputs, named, lambda index: evaluate(index, numbers))
-    written = {number for _, number in piece.writes}
-    results = {
-        name: value
-        for i, (name, value) in enumerate(zip(piece.outputs, outputs, strict=True))
-        if i not in written
-    }
+        found = dict(zip(piece.sources, inputs, strict=True))
+        return rebuilt(region.recipe, outputs, found, lambda index: evaluate(index, numbers))
+    named = dict(zip(piece.outputs, outputs, strict=True))
+    results = {name: named[name] for name in piece.returned}
     return results if region is not None and not region.breaks else tuple(results.values())
 
 
@@ -132,13 +151,21 @@ def _stack(path: str, kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     parts = path.split(".") if path else []
     paths = [".".join(parts[:end]) for end in range(len(parts) + 1)]
     return {
-        f"L__self__{'_' if each else ''}{each}": (each, kinds.get(each, "torch.nn.Module")) for each in paths
+        f"L__self__{'_' if each else ''}{_writable(each)}": (
+            _writable(each),
+            kinds.get(each, "torch.nn.Module"),
+        )
+        for each in paths
     }
 
 
 def _fixed(program: Any, piece: Piece, opened: Mapping[str, Mapping[int, Any]]) -> tuple[str, ...]:
     """What does not stay open, in words."""
-    notes: list[str] = []
+    notes = [
+        f"{before!r} is {after!r} in it, as torch cannot write the name"
+        for before, after in zip(piece.weights, _weights(piece), strict=True)
+        if before != after
+    ]
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for name, dims in opened.items():
         value = nodes[name].meta["val"] if name in nodes else None

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from lampwork.backends.native.print_program import format_program
 from lampwork.capture.model.region import Record
 from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entry
@@ -93,7 +94,7 @@ def said_of_half(
         yield Said(f"aot_{name}_graph", lambda number: {}, format_graph(made.graph), frame, version)
         if made.inside is not None:
             for program in made.programs:
-                yield _artifact(f"lampwork_{name}_program", str(program), frame, version)
+                yield _artifact(f"lampwork_{name}_program", format_program(program), frame, version)
 
 
 def said_of_refusal(function: Function, refusal: Record, frame: int, version: int) -> Iterator[Said]:
