@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, fx, nn
 
-from lampwork.capture.model.region import Arg, Attr, DictItem, Item, Kwarg, Region, Slot, Source
+from lampwork.capture.model.region import Arg, Known, Kwarg, Region, Source
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
 from lampwork.errors import ExportError
@@ -130,6 +130,11 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
             f"{entry.name} computes no tensors, so there is nothing to export",
             fix="export another region, or a function that computes something",
         )
+    if region.dtensors or region.islands:
+        raise ExportError(
+            f"{entry.name} computes with DTensors, which only the processes of their mesh have",
+            fix="export the model before it is distributed",
+        )
     copy = copy_graph(graph)
     weights = weight_names(region, original)
     inputs = input_names(region, original)
@@ -164,8 +169,8 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
 
 
 def root_of(source: Source) -> Source:
-    """What a source is an item or attribute of, or of which one is."""
-    while isinstance(source, (Attr, DictItem, Item, Slot)):
+    """What a call, or a known object, gives, that the source was reached from."""
+    while not isinstance(source, (Arg, Kwarg, Known)):
         source = source.base
     return source
 

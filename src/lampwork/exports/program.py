@@ -67,7 +67,9 @@ def exported_program(piece: Piece, *, plain: bool = False) -> tuple[Any, tuple[s
 def _example(spec: TensorSpec) -> Tensor:
     """A tensor with a spec's sizes in the call that was captured. Nobody reads its numbers."""
     shape, strides = ([int(hint_of(each)) for each in sizes] for sizes in (spec.shape, spec.strides))
-    return pristine.empty_strided(shape, strides, dtype=spec.dtype, device=spec.device).zero_()
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = pristine.zeros([reach if all(shape) else 0], dtype=spec.dtype, device=spec.device)
+    return memory.as_strided(shape, strides)  # which may meet itself
 
 
 def _module(piece: Piece, plain: bool) -> nn.Module:
@@ -166,6 +168,8 @@ def _fixed(program: Any, piece: Piece, opened: Mapping[str, Mapping[int, Any]]) 
         for before, after in zip(piece.weights, _weights(piece), strict=True)
         if before != after
     ]
+    if any(getattr(node.target, "namespace", "") == "lampwork" for node in piece.calls):
+        notes.append("it has operators of Lampwork: import lampwork before torch.export.load")
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for name, dims in opened.items():
         value = nodes[name].meta["val"] if name in nodes else None

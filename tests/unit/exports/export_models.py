@@ -68,6 +68,13 @@ class Decoder(nn.Module):
         return {"keys": keys, "mixed": (x @ keys.transpose(1, 2)) * picked[: tokens.shape[1]]}
 
 
+class Held:
+    """An object with a tensor, as caches are."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
 class Counting(nn.Module):
     """Trained with batch statistics; it counts its calls."""
 

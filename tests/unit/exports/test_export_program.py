@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from export_models import ODD_NAMES, Attention, Counting, Odd, TwoLayers, breaking, error
+from export_models import ODD_NAMES, Attention, Counting, Held, Odd, TwoLayers, breaking, error
 
 import lampwork
 
@@ -90,3 +90,25 @@ def test_names_that_torch_cannot_write(path: Path) -> None:
         found = lampwork.export(model, path, x)
         assert error(torch.export.load(path).module()(x), model(x)) == 0
     assert sum("torch cannot write the name" in note for note in found.notes) == 2 * (len(ODD_NAMES) - 1)
+
+
+def test_inputs_of_objects_and_views_that_meet_themselves(path: Path) -> None:
+    def scaled(x: torch.Tensor, *, held: Held) -> torch.Tensor:
+        return x * held.keys
+
+    x, held = torch.randn(3).expand(4, 3), Held(torch.rand(3))
+    found = lampwork.export(scaled, path, {"held": held, "x": x})
+    assert found.inputs == ("x", "held_keys") or found.inputs == ("held_keys", "x")
+    assert error(torch.export.load(path).module()(x=x, held_keys=held.keys), x * held.keys) == 0
+
+
+def test_a_module_that_a_function_reaches(path: Path) -> None:
+    model, x = TwoLayers(), torch.randn(4, 8)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x)["sum"] * 2
+
+    lampwork.export(step, path, x, module="model.net.0")
+    program = torch.export.load(path)
+    assert {*program.state_dict} == {"model.net.0.weight", "model.net.0.bias"}
+    assert error(program.module()(x)[0], model.net[0](x)) < 1e-6
