@@ -76,4 +76,5 @@ def _write(said: Iterable[Said]) -> None:
 
 def begin() -> None:
     """Write from now on what is compiled."""
-    listeners.append(_Tracing())
+    if not any(isinstance(each, _Tracing) for each in listeners):
+        listeners.append(_Tracing())
