@@ -26,7 +26,6 @@ from lampwork.capture.model.region import (
     Slot,
     Source,
 )
-from lampwork.standard import functools
 
 
 def identifier(text: str, otherwise: str) -> str:
@@ -139,10 +138,8 @@ def output_names(recipe: Recipe, returned: Sequence[int]) -> dict[int, str]:
     return dict(zip(returned, names, strict=True))
 
 
-@functools.cache
-def plain_constants() -> tuple[type, ...]:
-    """What may stand among results beside tensors."""
-    return (int, float, bool, str, type(None))
+_PLAIN = (int, float, bool, str, type(None))
+"""What may stand among results beside tensors."""
 
 
 def is_rebuilt(region: Region) -> bool:
@@ -157,7 +154,7 @@ def is_rebuilt(region: Region) -> bool:
         step = steps[number]
         if step.kind == "call" or (step.kind == "source" and step.payload not in region.inputs):
             return False
-        if step.kind == "const" and type(step.payload) not in plain_constants():
+        if step.kind == "const" and type(step.payload) not in _PLAIN:
             return False
         work.extend(step.args)
     return not region.breaks
