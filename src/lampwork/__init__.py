@@ -5,6 +5,8 @@ model = lampwork.compile(model)
 
 from __future__ import annotations
 
+import os
+
 from lampwork import config, optimizers, patterns, testing
 from lampwork.api import compile, reset, reset_stats, stats
 from lampwork.approximation import approximate, quantize
@@ -14,6 +16,7 @@ from lampwork.capture.state.dynamic import mark_dynamic, mark_static
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stance import set_stance
 from lampwork.errors import LampworkError, LampworkWarning
+from lampwork.exports import Exported, export
 from lampwork.inspect import Explanation, explain
 from lampwork.inspect.compare import compare
 from lampwork.inspect.dry_run import partition
@@ -29,6 +32,7 @@ from lampwork.version import __version__
 
 __all__ = [
     "Explanation",
+    "Exported",
     "LampworkError",
     "LampworkWarning",
     "Minified",
@@ -43,6 +47,7 @@ __all__ = [
     "config",
     "disable",
     "explain",
+    "export",
     "graph_break",
     "is_compiling",
     "list_backends",
@@ -71,3 +76,8 @@ __all__ = [
 ]
 
 config.check_environment()
+
+if os.environ.get("TORCH_TRACE"):  # where torch, too, has looked for it by now
+    from lampwork.exports.tracing import begin
+
+    begin()

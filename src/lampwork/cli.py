@@ -13,7 +13,8 @@ from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
 from lampwork.display import printable, show
-from lampwork.errors import BisectError, LampworkError, MinifyError, ReportReadError
+from lampwork.errors import BisectError, ExportError, LampworkError, MinifyError, ReportReadError
+from lampwork.exports.door import check_folder, format_of, places, write
 from lampwork.inspect.bisect import bisect, check_script
 from lampwork.inspect.difference import KINDS, THRESHOLD, diff
 from lampwork.inspect.environment import environment
@@ -87,6 +88,23 @@ def parser() -> argparse.ArgumentParser:
     )
     _takes_script(explained)
     explained.set_defaults(run=_explain)
+
+    exported = commands.add_parser(
+        "export",
+        help="write what a script compiles in a format of other tools",
+        description="Run a script, then write what it compiled: .pt2 for torch.export, .onnx, .json for Model "
+        "Explorer, .dot for Graphviz, or a folder for tlparse. The exit status is the script's.",
+    )
+    exported.add_argument("--function", metavar="NAME", help="of one compiled function only")
+    exported.add_argument(
+        "--region", metavar="N", help="one region, by number or name, where there are several"
+    )
+    exported.add_argument("--module", metavar="PATH", default="", help="what this module computes only")
+    exported.add_argument("--format", metavar="FORMAT", help="where the suffix does not say")
+    exported.add_argument("script", help="a Python file")
+    exported.add_argument("output", metavar="OUT", help="the file, or the folder of a trace")
+    exported.add_argument("arguments", nargs="*", help="of the script, after --")
+    exported.set_defaults(run=_export)
 
     compared = commands.add_parser(
         "diff",
@@ -238,6 +256,28 @@ def _explain(given: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return status or 1
     print(f"{format_counts(found)}\nreport: {output}", file=sys.stderr)
+    return status
+
+
+def _export(given: argparse.Namespace) -> int:
+    check_script(given.script)
+    output = Path(given.output).absolute()  # the script may go elsewhere
+    format = format_of(output, given.format)
+    if format != "tlparse":
+        check_folder(output)
+    with kept() as made, Watch() as watch:
+        status = run_script(given.script, given.arguments)
+    functions = [each for each in made if isinstance(each, Function) and each.root]
+    if given.function is not None:
+        names = tuple(dict.fromkeys(each.name for each in functions))
+        functions = [each for each in functions if each.name == given.function]
+        if not functions:
+            fix = (
+                nearest(given.function, names, "those are") if names else "call what lampwork.compile returns"
+            )
+            raise ExportError(f"the script compiled no function {given.function!r}", fix=fix)
+    region = int(given.region) if given.region is not None and given.region.isdigit() else given.region
+    print(write(places(*functions), format, output, region, given.module, watch.times()), file=sys.stderr)
     return status
 
 

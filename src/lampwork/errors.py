@@ -206,6 +206,12 @@ class ReportReadError(LampworkError):
     code = "LW342"
 
 
+class ExportError(LampworkError):
+    """What was compiled cannot be written in the format, or to the path, that was asked for."""
+
+    code = "LW343"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

@@ -30,6 +30,7 @@ from lampwork.capture.state.module_names import ModuleRoots
 from lampwork.compiled.callables import target_of
 from lampwork.compiled.entries import Entries, Entry
 from lampwork.compiled.islands import check_islands
+from lampwork.compiled.listening import listeners
 from lampwork.compiled.live_functions import alive, watch
 from lampwork.compiled.recompiles import Version, contradicted_marks, describe_miss, limit_record
 from lampwork.compiled.stages import Stages
@@ -543,6 +544,8 @@ class Function(Shown):
             logs.emit("recompiles", str(record))
             if not self.quiet:
                 warn(f"{self.name}: {record}")
+        for listener in listeners:
+            listener.made(self, entry)
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
         with beyond_function_modes():
@@ -639,6 +642,8 @@ class Function(Shown):
         self.records.append(record)
         self.refusals.append(record)
         logs.emit("breaks", str(record))
+        for listener in listeners:
+            listener.refused(self, record)
         if not self.quiet:
             warn(f"{self.name} {outcome}: {record}")
 

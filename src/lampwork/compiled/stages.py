@@ -15,6 +15,7 @@ from lampwork import config, logs
 from lampwork.backends.observer import Inside, Observer
 from lampwork.capture.model.printing import format_guards
 from lampwork.capture.model.region import Region
+from lampwork.compiled.listening import listeners
 from lampwork.differentiation.peak import estimated_peak
 from lampwork.differentiation.split import Split
 from lampwork.display import Block, Folded, Shown, Table
@@ -374,6 +375,8 @@ class _Half(Observer):
     def built(self, inside: Inside) -> None:
         if self.made is not None:
             self.made.built(inside)
+            for listener in listeners:
+                listener.half(self.stages, self.name, self.made)
 
 
 def _calls(graph: fx.Graph) -> int:

@@ -115,6 +115,8 @@ SHAPES: dict[str, Sample] = {
     "index_select": (lambda x, i: x.index_select(1, i), (_x(3, 5), _ids(5, 4))),
     "gather": (lambda x, i: x.gather(1, i), (_x(3, 5), _ids(5, 3, 2))),
     "index": (lambda x, i: x[i], (_x(6, 3), _ids(6, 2, 2))),
+    "index_together": (lambda x, i, j: x[i, j], (_x(4, 6, 3), _ids(4, 5, 1), _ids(6, 2))),
+    "index_together_negative": (lambda x, i: x[i, i], (_x(4, 4), torch.tensor([-1, 0, -4]))),
     "index_negative": (lambda x, i: x[:, i], (_x(3, 6), torch.tensor([-1, 0, -6]))),
     "clone": (lambda x: x.clone(), (_x(3, 4),)),
 }
@@ -220,5 +222,5 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "elu with scales": (torch.selu, (_x(3),), ""),
     "uneven windows": (lambda x: F.adaptive_avg_pool2d(x, 4), (_x(1, 1, 9, 9),), "windows of several sizes"),
     "ceiled pool": (lambda x: F.max_pool2d(x, 2, ceil_mode=True), (_x(1, 1, 9, 9),), "sizes rounded up"),
-    "mask index": (lambda x, i: x[i, i], (_x(4, 4), _ids(4, 2)), "several indices"),
+    "inner index": (lambda x, i: x[:, i, i], (_x(2, 4, 4), _ids(4, 2)), "several indices, not of the first"),
 }

@@ -43,11 +43,12 @@ class Builder:
 
     `name_of` gives the ONNX name of a graph node's value (a rule's operand), `value_of` its tensor where it depends on
     constants alone and these are known. `checks` names bool scalars that must all be true for the results to hold:
-    where one is false, eager runs the call and raises what is due.
+    where one is false, eager runs the call and raises what is due. `checking`: False where nobody would look at them.
     """
 
     name_of: Callable[[fx.Node], str]
     value_of: Callable[[fx.Node], Tensor | None]
+    checking: bool = True
     nodes: list[onnx.NodeProto] = field(default_factory=list[onnx.NodeProto])
     small: list[onnx.TensorProto] = field(default_factory=list[onnx.TensorProto])
     baked: dict[str, Tensor] = field(default_factory=dict[str, Tensor])

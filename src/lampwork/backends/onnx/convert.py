@@ -79,16 +79,20 @@ def single_node(node: fx.Node) -> onnx.ModelProto:
         return inputs.setdefault(operand, f"input.{len(inputs)}")
 
     builder = Builder(name_of, lambda operand: None)
-    results = _converted(node, builder)
+    results = converted(node, builder)
     specs = node.meta["val"] if isinstance(node.meta["val"], tuple) else (node.meta["val"],)
-    outputs = [_info(n, s) for n, s in zip(results, specs, strict=True)]
-    declared = [_info(name, operand.meta["val"]) for operand, name in inputs.items()]
-    declared += [_info(name, TensorSpec.of(value)) for name, value in builder.baked.items()]
+    outputs = [value_info(n, s) for n, s in zip(results, specs, strict=True)]
+    declared = [value_info(name, operand.meta["val"]) for operand, name in inputs.items()]
+    declared += [value_info(name, TensorSpec.of(value)) for name, value in builder.baked.items()]
     return _model(builder, declared, outputs)
 
 
-def _converted(node: fx.Node, builder: Builder) -> tuple[str, ...]:
-    """Emit the nodes of one call; the names of its results."""
+def converted(node: fx.Node, builder: Builder) -> tuple[str, ...]:
+    """Emit the nodes of one call; the names of its results.
+
+    Raises:
+        NotConvertible: it has no ONNX form.
+    """
     rule = rules().get(cast(Any, node.target))
     if rule is None:
         raise NotConvertible("it has no rule")
@@ -112,7 +116,7 @@ def _checked(spec: Any) -> None:
         raise NotConvertible("a tensor without elements")
 
 
-def _info(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
+def value_info(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
     sizes = [int(hint_of(size)) for size in spec.shape]
     return helper.make_tensor_value_info(name, element_type(spec.dtype), sizes)
 
@@ -147,9 +151,9 @@ class _Conversion:
                     f"{node.name} ({packet_name(node.target)}) has no ONNX form: {error}"
                 ) from error
         outputs = [self._output(root, builder) for root in boundary.roots]
-        declared = [_info(name, node.meta["val"]) for node, name in self.used.items()]
+        declared = [value_info(name, node.meta["val"]) for node, name in self.used.items()]
         checks = list(dict.fromkeys(builder.checks))
-        infos = [_info(n, r.meta["val"]) for n, r in zip(outputs, boundary.roots, strict=True)]
+        infos = [value_info(n, r.meta["val"]) for n, r in zip(outputs, boundary.roots, strict=True)]
         for info, root in zip(infos, boundary.roots, strict=True):
             order = dense_order(root.meta["val"])
             sizes = [root.meta["val"].shape[d] for d in order]
@@ -184,7 +188,7 @@ class _Conversion:
     def _emit(self, node: fx.Node, builder: Builder) -> None:
         if node.target is operator.getitem:
             return  # its name is made with those of the call it reads
-        results = _converted(node, builder)
+        results = converted(node, builder)
         if not isinstance(node.meta["val"], tuple):
             self.names[node] = results[0]
             return
@@ -217,7 +221,7 @@ class _Conversion:
 def _declare(model: onnx.ModelProto, baked: dict[str, Tensor], as_inputs: bool) -> None:
     for name, value in baked.items():
         if as_inputs:
-            model.graph.input.append(_info(name, TensorSpec.of(value)))
+            model.graph.input.append(value_info(name, TensorSpec.of(value)))
             continue
         proto = model.graph.initializer.add()
         proto.name, proto.data_type = name, element_type(value.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lampwork import pristine
 from lampwork.backends.onnx.builder import Builder, NotConvertible, Value
 from lampwork.backends.onnx.call import Call
 from lampwork.backends.onnx.registry import Rules
@@ -159,6 +160,8 @@ def checked_index(g: Builder, index: Value, size: int, lowest: int) -> str:
         return index.name
     if index.dtype not in (torch.int64, torch.int32):
         raise NotConvertible(f"an index of {index.dtype}")
+    if not g.checking:
+        return index.name
     clamped = g.op("Clip", index.name, g.scalar(lowest, index.dtype), g.scalar(size - 1, index.dtype))
     same = g.op("Cast", g.op("Equal", clamped, index.name), to=6)  # int32
     g.checks.append(g.op("Cast", g.op("ReduceMin", same, keepdims=0), to=9))  # bool
@@ -188,10 +191,23 @@ def gather(g: Builder, call: Call, x: Value, dim: int, index: Value, sparse_grad
 
 @rules.converts("index.Tensor")
 def index_tensor(g: Builder, call: Call, x: Value, indices: Sequence[Value | None]) -> str:
-    """One index: a gather along its dimension."""
+    """One index: a gather along its dimension. Several, of the first dimensions: a gather of all at once."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or given[0][1].dtype is torch.bool:
-        raise NotConvertible("several indices, or a mask")
+    if not given or any(index.dtype is torch.bool for _, index in given):
+        raise NotConvertible("a mask")
+    if len(given) > 1:
+        if [d for d, _ in given] != list(range(len(given))):
+            raise NotConvertible("several indices, not of the first dimensions")
+        return _gather_together(g, x, [index for _, index in given])
     axis, index = given[0]
     size = x.shape[axis]
     return g.op("Gather", x.name, checked_index(g, index, size, -size), axis=axis)
+
+
+def _gather_together(g: Builder, x: Value, indices: Sequence[Value]) -> str:
+    shape = pristine.broadcast_shapes(*(index.shape for index in indices))
+    wide: list[str] = []
+    for index, size in zip(indices, x.shape, strict=False):
+        name = g.cast(checked_index(g, index, size, -size), index.dtype, torch.int64)
+        wide.append(g.op("Unsqueeze", g.op("Expand", name, g.ints(shape)), g.ints([-1])))
+    return g.op("GatherND", x.name, g.op("Concat", *wide, axis=-1))

@@ -1,0 +1,299 @@
+"""`lampwork.export(model, path)`: what was compiled, written for another tool."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
+from lampwork.backends.eager import EagerBackend
+from lampwork.checks import nearest
+from lampwork.compiled.entries import Entry
+from lampwork.compiled.function import Function
+from lampwork.compiled.module import CompiledModule
+from lampwork.compiled.pipeline import build_entry
+from lampwork.display import Shown
+from lampwork.errors import ExportError, OptionError
+from lampwork.exports.drawing import drawings
+from lampwork.exports.pieces import modules_in, piece_of, within
+from lampwork.inspect.profile.watch import UNSEEN, Times, Watch
+from lampwork.records import record
+from lampwork.runtime import Compiled
+from lampwork.written import write_whole, write_with
+
+FORMATS = {".pt2": "pt2", ".onnx": "onnx", ".json": "model-explorer", ".dot": "dot", "": "tlparse"}
+"""Suffix -> format; a folder has none."""
+
+
+@record
+class Exported(Shown):
+    """What `export` wrote. `regions`: of what, by name. `inputs`, `outputs`: their names, of a program that can be run.
+    `files`: `path` and what was written beside it. `notes`: what one has to know before one uses it."""
+
+    path: Path
+    format: str
+    regions: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def _brief(self) -> str:
+        return f"{self.path.name}: {self.format}, {', '.join(self.regions)}"
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.format} of {', '.join(self.regions)}"]
+        if self.inputs or self.outputs:
+            lines.append(f"  ({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})")
+        lines += [f"  also {file}" for file in self.files if file != self.path]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def export(
+    model: Callable[..., Any],
+    path: str | os.PathLike[str],
+    inputs: Any = None,
+    *,
+    region: int | str | None = None,
+    module: str = "",
+    format: str | None = None,
+) -> Exported:
+    """Write what Lampwork captured or compiled in a format that other tools read.
+
+    | suffix | format | what reads it |
+    |---|---|---|
+    | `.pt2` | `pt2` | `torch.export.load`: a program of one region |
+    | `.onnx` | `onnx` | ONNX Runtime, Netron: a model of one region |
+    | `.json` | `model-explorer` | Model Explorer: the graphs, with modules as layers and kernels in colour |
+    | `.dot` | `dot` | Graphviz: the same as a drawing |
+    | a folder | `tlparse` | `tlparse`: a page of what was compiled, as torch's structured trace |
+
+    Args:
+        model: what `compile` returned; or a function or module, which is captured (for `.pt2` and `.onnx`) or compiled
+            (for the others) for the call with `inputs`.
+        path: the file, or the folder of a trace. A file that is there is replaced.
+        inputs: the arguments of a call: a tuple or list of them, a mapping of keyword arguments, or a single argument.
+            The call is made, once: of a compiled `model` the regions that served it are exported, with how long their
+            kernels took. Left out: all that is compiled.
+        region: which one, where there are several: its number, in the order of `explain`, or its name.
+        module: the path of a module, such as "encoder.layer.3.attention": only what it computes. What comes from
+            elsewhere is an input, what is used elsewhere is an output.
+        format: one of those above, where the suffix does not say.
+
+    Raises:
+        OptionError: an argument is wrong.
+        ExportError: there is nothing to export, the format cannot have it, a package is missing, or the path cannot be
+            written to.
+        Exception: the model raised it.
+    """
+    chosen = format_of(path, format)
+    if chosen != "tlparse":
+        check_folder(path)
+    regions, times = _compiled(model, inputs, kernels=chosen not in PROGRAMS)
+    return write(regions, chosen, Path(path), region, module, times)
+
+
+def write(
+    regions: Sequence[Place], format: str, path: Path, region: int | str | None, module: str, times: Times
+) -> Exported:
+    """Write one of the regions, or all, where the format can have several.
+
+    Raises:
+        ExportError: as for `export`.
+    """
+    found = _selected(regions, region, module)
+    if format in PROGRAMS:
+        return _program(format, path, _only(found, regions), module)
+    return _drawing(format, path, found, module, times)
+
+
+@record(eq=False)
+class Place:
+    """A region, and the function that it is of."""
+
+    entry: Entry
+    function: Function
+
+
+PROGRAMS = ("pt2", "onnx")
+"""Formats of one region that can be run."""
+
+
+def format_of(path: str | os.PathLike[str], given: str | None) -> str:
+    """The format that a path says, or the one that is `given`.
+
+    Raises:
+        OptionError: there is no such format, or the path says none.
+    """
+    names = tuple(FORMATS.values())
+    if given is not None:
+        if given not in names:
+            raise OptionError(f"there is no format {given!r}", fix=nearest(given, names, "the formats are"))
+        return given
+    suffix = Path(path).suffix
+    if Path(path).is_dir():
+        suffix = ""
+    if suffix not in FORMATS:
+        known = ", ".join(f"{s} ({name})" for s, name in FORMATS.items() if s)
+        raise OptionError(
+            f"{os.fspath(path)!r} does not say which format: there is none for {suffix}",
+            fix=f"name the file {known}; or pass format=, one of {', '.join(names)}",
+        )
+    return FORMATS[suffix]
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Before a program runs for what cannot be written.
+
+    Raises:
+        ExportError: the folder of `path` is not there.
+    """
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise ExportError(
+            f"{path} cannot be written: there is no folder {folder}", fix="make the folder first"
+        )
+
+
+def _compiled(model: Any, inputs: Any, *, kernels: bool) -> tuple[list[Place], Times]:
+    """The regions to choose from, in the order of `explain`, and the times of the call."""
+    if isinstance(model, (Compiled, CompiledModule)):
+        function = function_of(model)
+        if inputs is None:
+            found = places(function)
+            if not found:
+                raise ExportError(
+                    f"{function.name} is not compiled yet",
+                    fix="call it once, or pass the arguments of a call: export(model, path, inputs)",
+                )
+            return found, UNSEEN
+        before = {id(place.entry): place.entry.hits for place in places(function)}
+        times = _call(function, inputs)
+        return [p for p in places(function) if p.entry.hits > before.get(id(p.entry), 0)], times
+    check_model(model, "export")
+    if inputs is None:
+        raise OptionError(
+            "export() needs a call of what is not compiled yet",
+            fix="pass the arguments of a call: export(model, path, inputs)",
+        )
+    keywords = check_keywords(options={"strict": False})
+    function = make_function(original_of(model), keywords, quiet=True)
+    if not kernels:
+        function.build = lambda region, owner, stages: build_entry(region, owner, stages, (EagerBackend(),))
+    times = _call(function, inputs)
+    return places(function), times
+
+
+def _call(function: Function, inputs: Any) -> Times:
+    with Watch() as watch:
+        if isinstance(inputs, Mapping):
+            function.compiled(**cast("Mapping[str, Any]", inputs))
+        elif isinstance(inputs, (tuple, list)):
+            function.compiled(*cast("Sequence[Any]", inputs))
+        else:
+            function.compiled(inputs)
+    return watch.times()
+
+
+def places(*roots: Function) -> list[Place]:
+    """All regions of functions and of what they go on in, in the order of `explain`."""
+    functions = {id(each): each for root in roots for each in root.tree()}.values()
+    owners = {id(entry): each for each in functions for entry in each.entries}
+    found: dict[int, Place] = {}
+    for each in functions:
+        for entry in each.entries:
+            for part in entry.regions:
+                found.setdefault(id(part), Place(part, owners.get(id(part), each)))
+    return list(found.values())
+
+
+def _selected(regions: Sequence[Place], region: int | str | None, module: str) -> list[Place]:
+    """Those that the arguments name, of which one has operators at least."""
+    if region is not None:
+        if isinstance(region, int) and not isinstance(region, bool) and 0 <= region < len(regions):
+            return [regions[region]]
+        named = [place for place in regions if place.entry.name == region]
+        if named:
+            return named
+        raise ExportError(
+            f"there is no region {region!r}", fix=f"the regions are\n{_listed(regions, regions)}"
+        )
+    found = [place for place in regions if _has_operators(place.entry)]
+    if not found:
+        raise ExportError(
+            "there is no region with operators: nothing was compiled that computes tensors",
+            fix="lampwork.explain(model)(*args) says why; the graph breaks and refusals are among its reasons",
+        )
+    if module:
+        known = tuple(
+            dict.fromkeys(m for place in found for m in modules_in(cast(Any, place.entry.stages.aten)))
+        )
+        if not any(within(each, module) for each in known):
+            fix = (
+                nearest(module, known, "the modules are")
+                if known
+                else "there are no modules in it: leave `module` out"
+            )
+            raise ExportError(f"there is no module {module!r} in what was compiled", fix=fix)
+        found = [
+            p for p in found if any(within(m, module) for m in modules_in(cast(Any, p.entry.stages.aten)))
+        ]
+    return found
+
+
+def _has_operators(entry: Entry) -> bool:
+    return bool(entry.operators)
+
+
+def _only(found: Sequence[Place], regions: Sequence[Place]) -> Place:
+    if len(found) > 1:
+        raise ExportError(
+            f"there are {len(found)} regions, and this format is of one",
+            fix=f"pass region=, the number or name of one:\n{_listed(found, regions)}",
+        )
+    return found[0]
+
+
+def _listed(found: Sequence[Place], regions: Sequence[Place]) -> str:
+    numbers = {id(place): number for number, place in enumerate(regions)}
+    return "\n".join(f"    {numbers[id(place)]}: {place.entry._brief()}" for place in found)
+
+
+_SAVE = {"pt2": "lampwork.exports.program", "onnx": "lampwork.exports.onnx_model"}
+_DRAW = {"model-explorer": "lampwork.exports.model_explorer", "dot": "lampwork.exports.dot"}
+"""Modules that are loaded when they are needed: each brings a library with it, or a part of torch."""
+
+
+def _program(format: str, path: Path, place: Place, module: str) -> Exported:
+    piece = piece_of(place.entry, place.function.original, module)
+    _needs(format)
+    save: Any = importlib.import_module(_SAVE[format]).save
+    notes, beside = write_with(path, lambda target: save(piece, target, path), "the export", ExportError)
+    outputs = piece.returned if format == "pt2" else piece.outputs
+    return Exported(
+        path, format, (piece.name,), piece.inputs, outputs, (path, *beside), (*piece.notes, *notes)
+    )
+
+
+def _needs(format: str) -> None:
+    if format == "onnx" and importlib.util.find_spec("onnx") is None:
+        raise ExportError("to write .onnx needs the package onnx, not installed here", fix="pip install onnx")
+
+
+def _drawing(format: str, path: Path, found: Sequence[Place], module: str, times: Times) -> Exported:
+    names = tuple(place.entry.name for place in found)
+    if format == "tlparse":
+        from lampwork.exports.trace import save_trace
+
+        return Exported(path, format, names, files=(save_trace(found, path),))
+    drawn = [
+        each for place in found for each in drawings(place.entry, place.function.original, module, times)
+    ]
+    texts: Mapping[Path, str] = importlib.import_module(_DRAW[format]).texts(drawn, path)
+    for file, text in texts.items():
+        write_whole(file, text, "the export", ExportError)
+    return Exported(path, format, tuple(each.name for each in drawn), files=tuple(texts))
