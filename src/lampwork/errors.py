@@ -206,6 +206,12 @@ class ReportReadError(LampworkError):
     code = "LW342"
 
 
+class StudyError(LampworkError):
+    """A file is no result of `lampwork study`, is damaged, has another schema, or could not be written."""
+
+    code = "LW343"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 
