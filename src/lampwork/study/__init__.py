@@ -3,7 +3,7 @@
 `run(...)` measures and gives a document of plain data; `page(document)` makes the page and its pictures of that alone.
 """
 
-from lampwork.study.page import page
-from lampwork.study.run import run
+from lampwork.study.render import page
+from lampwork.study.study import run
 
 __all__ = ["page", "run"]

@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from lampwork.standard import functools
 from lampwork.study.architectures import ARCHITECTURES
 from lampwork.study.document import read, to_json, write
 from lampwork.study.findings import findings
-from lampwork.study.page import save
-from lampwork.study.run import run
+from lampwork.study.render import save
+from lampwork.study.study import run
 from lampwork.study.switches import switches
 
 PAGE = "study.md"
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             quick=given.quick,
             threads=given.threads,
             seconds=given.seconds,
+            say=functools.partial(print, flush=True),
         )
     if given.json:
         write(given.json, to_json(document))

@@ -13,6 +13,7 @@ from lampwork.compiled.stages import Compilation
 from lampwork.inspect.explain import explanation_of
 from lampwork.inspect.explanation import Explanation, RegionReport
 from lampwork.inspect.profile import Profile, profile
+from lampwork.inspect.report.data import names_in
 from lampwork.rewriting.apply.aliasing import view_base
 from lampwork.rewriting.flops import flops, moved_bytes
 from lampwork.rewriting.schema import packet_name
@@ -123,29 +124,35 @@ def _fired(made: Sequence[Compilation]) -> dict[str, int]:
 def _fusion(
     regions: Sequence[RegionReport], made: Sequence[Compilation], steps: Sequence[StepFacts]
 ) -> dict[str, Any]:
-    work = {
-        (number, node.name)
-        for number, each in enumerate(made)
-        for node in calls_in(each.graph)
-        if is_work(node) and not node.meta.get("constant")
-    }
-    sizes: list[int] = []
-    together: set[tuple[int, str]] = set()
-    for number, each in enumerate(made):
+    nodes = fused = largest = 0
+    aten = Counter[str]()
+    for each in made:
+        work = {
+            node.name: node
+            for node in calls_in(each.graph)
+            if is_work(node) and not node.meta.get("constant")
+        }
+        # What equal graphs were compiled to has the names of the first of them.
+        names = {} if each.inside is None else names_in(each.graph, each.inside.graph)
+        together: set[str] = set()
         for step in (step for program in each.programs for step in program.steps()):
-            computed = {(number, name) for name in step.nodes} & work
-            sizes.append(len(computed))
+            computed = {names[name] for name in step.nodes if name in names} & work.keys()
+            largest = max(largest, len(computed))
             if len(computed) > 1:
                 together |= computed
+            if step.kind == "aten":
+                aten.update({packet_name(work[name].target) for name in computed} or {step.name})
+        nodes += len(work)
+        fused += len(together)
     decisions = [each for one in made if one.inside is not None for each in one.inside.decisions]
     against = Counter(each.reason for each in decisions if not each.verdict)
     return {
-        "nodes": len(work),
+        "nodes": nodes,
         "steps": len(steps),
         "kinds": dict(Counter(step.kind for step in steps).most_common()),
-        "aten": dict(Counter(step.name for step in steps if step.kind == "aten").most_common()),
-        "fused_nodes": len(together),
-        "largest_nodes": max(sizes, default=0),
+        "aten": dict(aten.most_common()),
+        "fused_nodes": fused,
+        "largest_nodes": largest,
         "distinct_functions": _total(regions, "distinct functions"),
         "joined": sum(each.verdict for each in decisions),
         "not_joined": sum(not each.verdict for each in decisions),

@@ -43,6 +43,12 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f} times as long"
 
 
+def _more(count: int) -> str:
+    if count < 1:
+        return ""
+    return "; there is 1 more such case" if count == 1 else f"; there are {count} more such cases"
+
+
 # --- switches ---------------------------------------------------------------------------------------------------------
 
 
@@ -81,10 +87,10 @@ def costing(document: Document) -> Iterator[str]:
     found = sorted((c for c in cells(document) if c.costs), key=lambda c: c.ratio)
     if found:
         examples = [
-            f"{c.switch} costs {c.architecture} {100 * (1 / c.ratio - 1):.0f} %" for c in found[:MOST]
+            f"{c.architecture} with {c.switch} takes {times(1 / c.ratio)} as without" for c in found[:MOST]
         ]
-        more = f" ({len(found)} such cases in all)" if len(found) > MOST else ""
-        yield f"Not all of it helps everywhere: {listed(examples)} of the time of a call without it{more}."
+        more = _more(len(found) - MOST)
+        yield f"Not all of it helps everywhere: {listed(examples)}{more}."
     elif any(cells(document)):
         yield "Nothing that was switched off made any architecture faster, beyond the noise."
 
@@ -117,12 +123,14 @@ def indifferent(document: Document) -> Iterator[str]:
         for name, found in rows.items()
     }
     known = {name: ratio for name, ratio in most.items() if not math.isnan(ratio)}
-    if len(known) > 1 and len(document["switches"]) > 1:
-        least = min(known, key=lambda name: known[name])
-        what = (
-            "no single optimization helps it" if known[least] == 1 else f"the most is {times(known[least])}"
-        )
-        yield f"{least} depends least on any one optimization: {what}."
+    if len(known) < 2 or len(document["switches"]) < 2:
+        return
+    least = min(known, key=lambda name: known[name])
+    unhelped = [name for name, ratio in known.items() if ratio == 1]
+    if unhelped:
+        yield f"No single optimization helps {listed(unhelped)} beyond the noise."
+    else:
+        yield f"{least} depends least on any one optimization: without the best one a call takes {times(known[least])}."
 
 
 # --- what is computed together ----------------------------------------------------------------------------------------
@@ -137,7 +145,7 @@ def fused(document: Document) -> Iterator[str]:
     }
     none = [name for name, share in shares.items() if not share]
     if none:
-        yield f"Nothing fuses in {listed(none)}: each kernel computes one operator."
+        yield f"Nothing fuses in {listed(none)}: each kernel computes one operator at most."
     if len(shares) > 1:
         best, worst = max(shares, key=lambda n: shares[n]), min(shares, key=lambda n: shares[n])
         if shares[best] > shares[worst] > 0:
@@ -299,14 +307,16 @@ def first_calls(document: Document) -> Iterator[str]:
 def errors(document: Document) -> Iterator[str]:
     """What is farther from float64 than twice eager's error and a rounding."""
     wrong: list[str] = []
+    known = 0
     for row in measured(document):
         columns = {**row["columns"], **{f"without {n}": c for n, c in row["switches"].items()}}
         wrong += [f"{row['name']}, {name}" for name, column in columns.items() if column["agrees"] is False]
+        known += sum(column["agrees"] is not None for column in columns.values())
     if wrong:
         more = f" and {len(wrong) - MOST} more" if len(wrong) > MOST else ""
         yield f"Farther from float64 than twice eager's error and a rounding: {'; '.join(wrong[:MOST])}{more}."
-    elif measured(document):
-        yield "Every variant that was measured is as near to float64 as twice eager's error, and a rounding."
+    elif known:
+        yield f"All {known} variants that were compared are as near to float64 as twice eager's error and a rounding."
 
 
 def failures(document: Document) -> Iterator[str]:

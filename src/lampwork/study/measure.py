@@ -16,7 +16,7 @@ from lampwork.records import record
 from lampwork.standard import functools, math
 from lampwork.study.architectures import Architecture, Network
 from lampwork.study.architectures.network import Inputs
-from lampwork.study.facts import explained, facts, marks, time_by_kind
+from lampwork.study.facts import explained, facts, marks, steps_of, time_by_kind
 from lampwork.study.switches import Switch, with_threads
 
 EVERYTHING, EAGER, EAGER_ALONE, OPEN = "everything", "eager", "eager, one thread", "open sizes"
@@ -72,47 +72,60 @@ def _measured(
         "parameter_bytes": sum(each.nbytes for each in parameters),
     }
     say("everything, and one switch after another")
-    compiled = {EVERYTHING: compile(network)}
-    compiled |= {each.name: each.compile(network) for each in switches}
-    compiled[OPEN] = compile(network, dynamic=True)
+    everything, opened = compile(network), compile(network, dynamic=True)
+    without: dict[str, Any] = {}  # by switch, once its column has begun
     ways: dict[str, Any] = {
-        EVERYTHING: compiled[EVERYTHING],
+        EVERYTHING: everything,
         EAGER: None,
         EAGER_ALONE: functools.partial(with_threads, threads=1),
-        **{each.name: _way(each, compiled[each.name]) for each in switches},
-        OPEN: compiled[OPEN],
+        **{each.name: functools.partial(_way, each, network, without) for each in switches},
+        OPEN: opened,
     }
     compared = compare(network, ways, inputs, seconds=settings.seconds)
-    base = explained(compiled[EVERYTHING])
-    seen = marks(base)
+    for name in (EAGER, EVERYTHING):
+        if compared[name].failure:
+            return {"failure": f"{name}: {compared[name].failure}"}
+    eager_error = _error_of(compared)
+    base = explained(everything)
     found |= facts(base)
-    found["symbols_when_open"] = [s for region in explained(compiled[OPEN]).regions for s in region.symbols]
-    eager_error = compared[EAGER].error
+    found["symbols_when_open"] = [s for region in explained(opened).regions for s in region.symbols]
     found["reference"], found["rounds"] = compared.reference, compared.rounds
     found["columns"] = {
         name: _column(compared[name], eager_error) for name in (EVERYTHING, EAGER, EAGER_ALONE, OPEN)
     }
-    found["switches"] = {}
-    for each in switches:
-        other = explained(compiled[each.name])
-        found["switches"][each.name] = {
+    seen = marks(base)
+    found["switches"] = {
+        each.name: {
             **_column(compared[each.name], eager_error),
-            "steps": sum(len(region.stages.steps()) for region in other.regions),
-            "changes_code": each.everywhere or marks(other) != seen,
+            **_changed(each, without.get(each.name), seen),
         }
+        for each in switches
+    }
     if not settings.alone:
         say("where the time goes")
-        found["time"] = time_by_kind(lambda: compiled[EVERYTHING](*inputs))
+        found["time"] = time_by_kind(lambda: everything(*inputs))
         say("one sample")
         found["one_sample"] = _one_sample(architecture, network, settings)
         say("bfloat16")
-        found["bfloat16"] = _bfloat16(architecture, compiled[EVERYTHING], inputs, settings)
+        found["bfloat16"] = _bfloat16(architecture, everything, inputs, settings)
     return found
 
 
-def _way(switch: Switch, compiled: Any) -> Any:
-    """The column of a switch: what is called, or what makes that of the model."""
-    return compiled if not switch.threads else lambda _model: switch.runs(compiled)
+def _way(switch: Switch, network: Network, made: dict[str, Any], _copy: Any) -> Callable[..., Any]:
+    """The column of a switch: the network itself compiled without it, which is noted in `made`."""
+    made[switch.name] = switch.compile(network)
+    return switch.runs(made[switch.name])
+
+
+def _changed(switch: Switch, compiled: Any, seen: Sequence[str]) -> dict[str, Any]:
+    """How many steps there are without it, and whether they are others. `seen`: what there is with it."""
+    if compiled is None:  # it could not be compiled
+        return {"steps": 0, "changes_code": False}
+    other = explained(compiled)
+    return {
+        "steps": len(list(steps_of(other.regions))),
+        "changes_code": switch.everywhere or marks(other) != seen,
+    }
 
 
 def _column(column: Column, eager_error: float) -> dict[str, Any]:
@@ -135,6 +148,11 @@ def _agrees(column: Column, eager_error: float) -> bool | None:
     if column.failure or math.isnan(column.error) or math.isnan(eager_error):
         return None
     return column.error <= 2 * eager_error + ROUNDING
+
+
+def _error_of(compared: Comparison) -> float:
+    """Eager's error against float64; NaN where the reference is another."""
+    return compared[EAGER].error if compared.reference == "float64" else math.nan
 
 
 def _number(value: float) -> float | None:
@@ -172,5 +190,5 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 
 def _both(compared: Comparison) -> dict[str, Any]:
-    error = compared[EAGER].error
+    error = _error_of(compared)
     return {name: _column(compared[name], error) for name in (EVERYTHING, EAGER)}

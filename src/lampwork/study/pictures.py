@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from lampwork.records import record
 from lampwork.standard import math
 
-ROW, LABEL, CHAR = 22, 130, 6.4
+ROW, LABEL, CHAR = 22, 130, 7.2
 """Height of a row, width of its label, and of a character."""
 
 _LIGHT = """
-.t{fill:#1f2328}.m{fill:#59636e}.g{stroke:#d1d9e0}
+.t{fill:#1f2328}.i{fill:#ffffff}.m{fill:#59636e}.g{stroke:#d1d9e0}
 .c0{fill:#f6f8fa}.p1{fill:#ddf4ff}.p2{fill:#b6e3ff}.p3{fill:#80ccff}.p4{fill:#54aeff}
 .n1{fill:#fff1e5}.n2{fill:#ffd8b5}.n3{fill:#ffb77c}.n4{fill:#fb8f44}
 .s0{fill:#0969da}.s1{fill:#bc4c00}.s2{fill:#1a7f37}.s3{fill:#8250df}.s4{fill:#bf8700}.s5{fill:#cf222e}.s6{fill:#6e7781}
 """
 _DARK = """
-.t{fill:#e6edf3}.m{fill:#9198a1}.g{stroke:#3d444d}
+.t{fill:#e6edf3}.i{fill:#0d1117}.m{fill:#9198a1}.g{stroke:#3d444d}
 .c0{fill:#161b22}.p1{fill:#0c2d6b}.p2{fill:#0d419d}.p3{fill:#1158c7}.p4{fill:#1f6feb}
 .n1{fill:#3d1300}.n2{fill:#5a1e02}.n3{fill:#762d0a}.n4{fill:#9b4215}
 .s0{fill:#4493f8}.s1{fill:#f0883e}.s2{fill:#3fb950}.s3{fill:#ab7df8}.s4{fill:#d29922}.s5{fill:#f85149}.s6{fill:#9198a1}
@@ -73,7 +73,7 @@ def heat_map(
 ) -> Picture:
     """A row for each name, a column for each; colours go from 1 to both sides, by the logarithm."""
     side = 52
-    head = max((len(name) for name in columns), default=0) * CHAR * 0.72 + 14
+    head = max((len(name) for name in columns), default=0) * CHAR * 0.66 + 14
     body: list[str] = []
     for number, name in enumerate(columns):
         x = LABEL + number * side + side / 2
@@ -150,7 +150,7 @@ def shares(
             )
             if length > 30:
                 body.append(
-                    f'<text fill="#ffffff" font-size="10" text-anchor="middle" x="{x + length / 2:.1f}" '
+                    f'<text class="i" font-size="10" text-anchor="middle" x="{x + length / 2:.1f}" '
                     f'y="{y + 14:.1f}">{100 * value / total:.0f} %</text>'
                 )
             x += length

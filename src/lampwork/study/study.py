@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lampwork.bench.machine import machine
 from lampwork.checks import nearest
 from lampwork.codegen.llvm.isa.x86 import host_isa
+from lampwork.display.units import time_text
 from lampwork.errors import OptionError
 from lampwork.progress import Progress
 from lampwork.study.architectures import ARCHITECTURES
 from lampwork.study.document import SCHEMA
 from lampwork.study.measure import Settings, measure
 from lampwork.study.switches import switches
+from lampwork.study.worth import speedup
 from lampwork.version import __version__
 
 QUICK_SWITCHES = ("fusion", "rewrites")
@@ -29,6 +31,7 @@ def run(
     threads: int | None = None,
     batch: int | None = None,
     seconds: float | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Any]:
     """Measure architectures, and say what each optimization is worth to each of them. Gives a document of dicts, lists,
     strings and numbers; names of numbers end in their units.
@@ -40,6 +43,7 @@ def run(
         threads: of torch; None: as many as the process may use CPUs, two at most.
         batch: samples of a call; None: 8, or 2 if `quick`.
         seconds: for each column of a comparison, after which no further round starts; None: 0.6, or 0 if `quick`.
+        say: called with a line about each architecture, once it is measured.
 
     Raises:
         OptionError: no architecture or switch is called so, or a number is none.
@@ -59,10 +63,12 @@ def run(
     with Progress("study") as progress:
         for number, name in enumerate(names, 1):
 
-            def say(what: str, name: str = name, number: int = number) -> None:
+            def at(what: str, name: str = name, number: int = number) -> None:
                 progress.at(f"{name}, {number} of {len(names)}: {what}")
 
-            rows.append(measure(ARCHITECTURES[name], [known[each] for each in off], settings, say))
+            begun = time.perf_counter()
+            rows.append(measure(ARCHITECTURES[name], [known[each] for each in off], settings, at))
+            say(f"{_line(rows[-1])}, measured in {time.perf_counter() - begun:.0f} s")
     return {
         "schema": SCHEMA,
         "lampwork": __version__,
@@ -77,6 +83,17 @@ def run(
         "switches": [{"name": each, "without": known[each].without} for each in off],
         "architectures": rows,
     }
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """What an architecture amounts to."""
+    if row.get("failure"):
+        return f"{row['name']} failed: {row['failure']}"
+    columns, fusion = row["columns"], row["fusion"]
+    times = speedup(columns)
+    fast = "" if times is None else f", {times:.2f} times as fast as eager"
+    call = time_text(columns["everything"]["call_seconds"])
+    return f"{row['name']}: {fusion['nodes']} operators in {fusion['steps']} steps, {call} a call{fast}"
 
 
 def _known(names: Iterable[str] | None, known: Iterable[str], what: str) -> list[str]:

@@ -171,7 +171,17 @@ def _lines(document: Document, pictures: str) -> Iterator[str]:
     yield "Operators that do work, and the steps that they become: kernels, templates of products, calls of ATen.\n"
     yield _image(pictures, "fusion", "Operators for each step, as bars; the table has the numbers")
     yield from markdown(
-        ("", "operators", "steps", "of ATen", "fused", "largest", "rewrites", "joined", "not joined"),
+        (
+            "",
+            "operators",
+            "steps",
+            "of ATen",
+            "fused",
+            "largest",
+            "changes by passes",
+            "joined",
+            "not joined",
+        ),
         (_fused(row) for row in rows),
     )
     yield "\nBytes are of distinct elements, each once for an operator or a kernel that reads or writes it.\n"
