@@ -42,17 +42,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write a page, of this JSON; without a file, of what is measured now",
     )
-    found.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", default=Path(PAGE), help=f"the page (default: {PAGE})"
-    )
+    found.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"the page (default: {PAGE})")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or read what was measured; then write, and say what surprised."""
-    given = parser().parse_args(arguments)
-    if given.page is not None and given.page is not MEASURED:
-        document = read(Path(given.page))
+    arguments_of = parser()
+    given = arguments_of.parse_args(arguments)
+    numbers = None if given.page in (None, MEASURED) else Path(given.page)
+    measuring = (given.only, given.switches, given.threads, given.seconds, given.json)
+    if numbers is not None and (given.quick or any(each is not None for each in measuring)):
+        arguments_of.error("--page FILE measures nothing, so it goes with --output alone")
+    if given.page is None and given.output is not None:
+        arguments_of.error("--output is where the page goes: add --page")
+    if numbers is not None:
+        document = read(numbers)
     else:
         document = run(
             given.only,
@@ -66,6 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(given.json, to_json(document))
         print(f"numbers: {given.json}")
     if given.page is not None:
-        print(f"page: {save(document, given.output)[0]}")
+        print(f"page: {save(document, given.output or Path(PAGE))[0]}")
     print("\n".join(findings(document)))
     return 1 if any(row.get("failure") for row in document["architectures"]) else 0

@@ -97,7 +97,13 @@ ROW: Mapping[str, Any] = {
     "symbols_when_open": [TEXT],
     "reference": TEXT,
     "rounds": COUNT,
-    "columns": {"everything": COLUMN, "eager": COLUMN, "eager, one thread": COLUMN, "open sizes": COLUMN},
+    "columns": {
+        "everything": COLUMN,
+        "eager": COLUMN,
+        "eager, one thread": COLUMN,
+        "open sizes": COLUMN,
+        "everything, again": COLUMN,
+    },
     "switches": Each({**COLUMN, "steps": COUNT, "changes_code": FLAG}),
 }
 """An architecture that was measured. Unless only the switches were asked for, it has `MORE` too."""

@@ -13,9 +13,12 @@ from lampwork.standard import math
 from lampwork.study.worth import (
     LEAST,
     Worth,
+    against,
     cells,
+    drift,
     eager_bytes,
     inverse,
+    margin,
     measured,
     own_bytes,
     speedup,
@@ -109,7 +112,7 @@ def without_effect(document: Document) -> Iterator[str]:
         yield f"Switching off {listed(idle)} changes code, but no architecture's time beyond the noise."
     unused = [name for name, found in by_switch.items() if not any(c.changes for c in found)]
     if unused:
-        yield f"No architecture has a use for {listed(unused)}: the code is the same without."
+        yield f"Without {listed(unused)} the program of every architecture is the same."
 
 
 def indifferent(document: Document) -> Iterator[str]:
@@ -207,13 +210,16 @@ def traffic(document: Document) -> Iterator[str]:
 
 def against_eager(document: Document) -> Iterator[str]:
     """The largest and the smallest gain, and what is slower than eager."""
-    found = {
-        row["name"]: ratio for row in measured(document) if (ratio := speedup(row["columns"])) is not None
+    known = {
+        row["name"]: ratio
+        for row in measured(document)
+        if (ratio := against(row["columns"]["everything"], row["columns"]["eager"])) is not None
     }
+    found = {name: ratio for name, (ratio, _) in known.items()}
     if not found:
         return
     best, worst = max(found, key=lambda n: found[n]), min(found, key=lambda n: found[n])
-    slower = [name for name, ratio in found.items() if ratio < 1 - LEAST]
+    slower = [name for name, (ratio, noise) in known.items() if ratio < 1 - margin(noise, 0.0)]
     if slower:
         yield f"Slower than eager: {listed([f'{name} ({found[name]:.2f} of its speed)' for name in slower])}."
     if len(found) > 1:
@@ -244,28 +250,20 @@ def samples(document: Document) -> Iterator[str]:
 
 def half(document: Document) -> Iterator[str]:
     """What bfloat16 is worth."""
-    ratios = {
-        row["name"]: 1 / slower[0]
+    known = {
+        row["name"]: ratio
         for row in measured(document)
         if "bfloat16" in row
-        and not row["bfloat16"]["everything"]["failure"]
-        and (slower := _against(row["bfloat16"]["everything"], row["bfloat16"]["float32"])) is not None
+        and (ratio := against(row["bfloat16"]["everything"], row["bfloat16"]["float32"])) is not None
     }
-    if not ratios:
+    if not known:
         return
-    faster = [name for name, ratio in ratios.items() if ratio > 1 + LEAST]
-    slower_ones = [name for name, ratio in ratios.items() if ratio < 1 - LEAST]
-    best = max(ratios, key=lambda n: ratios[n])
-    said = f", most {best}, {ratios[best]:.2f} times as fast" if faster else ""
-    also = f"; {listed(slower_ones)} become slower" if slower_ones else ""
-    yield f"In bfloat16 {len(faster)} of {len(ratios)} are faster than in float32{said}{also}."
-
-
-def _against(column: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(time of `column` / time of `other`, 0): both of one comparison."""
-    if not column["speedup"] or not other["speedup"]:
-        return None
-    return other["speedup"] / column["speedup"], 0.0
+    faster = {name: ratio for name, (ratio, noise) in known.items() if ratio > 1 + margin(noise, 0.0)}
+    slower = [name for name, (ratio, noise) in known.items() if ratio < 1 - margin(noise, 0.0)]
+    best = max(faster, key=lambda n: faster[n], default="")
+    said = f", most {best}, {faster[best]:.2f} times as fast" if faster else ""
+    also = f"; slower: {listed(slower)}" if slower else ""
+    yield f"In bfloat16 {len(faster)} of {len(known)} are faster than in float32{said}{also}."
 
 
 def open_sizes(document: Document) -> Iterator[str]:
@@ -275,7 +273,7 @@ def open_sizes(document: Document) -> Iterator[str]:
         column = row["columns"]["open sizes"]
         if column["failure"] or (found := inverse(column)) is None or not row["symbols_when_open"]:
             continue
-        costs[row["name"]] = found[0] if abs(found[0] - 1) > max(LEAST, 2 * found[1]) else 1.0
+        costs[row["name"]] = found[0] if abs(found[0] - 1) > margin(found[1], drift(row)) else 1.0
     if costs:
         worst = max(costs, key=lambda n: costs[n])
         free = sum(cost <= 1 for cost in costs.values())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lampwork import pristine
 from lampwork.api import compile
 from lampwork.errors import text_of
 from lampwork.inspect.compare import compare
@@ -20,7 +21,9 @@ from lampwork.study.facts import explained, facts, marks, steps_of, time_by_kind
 from lampwork.study.switches import Switch, with_threads
 
 EVERYTHING, EAGER, EAGER_ALONE, OPEN = "everything", "eager", "eager, one thread", "open sizes"
-"""Columns that are no switch: the default, eager, eager on one thread, and sizes left open."""
+AGAIN = "everything, again"
+"""Columns that are no switch: the default, eager, eager on one thread, sizes left open; and the default compiled once
+more, which shows how far two measurements of the same program are apart on this machine."""
 
 ROUNDING = 1e-5
 """Of the scale of the values: what an error may be besides twice eager's. As in the project's other measurements."""
@@ -50,15 +53,15 @@ def measure(
 ) -> dict[str, Any]:
     """All that the study says of one architecture; what fails says why, under "failure"."""
     found: dict[str, Any] = {"name": architecture.name, "says": architecture.says, "batch": settings.batch}
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
+    before = pristine.get_num_threads()
+    pristine.set_num_threads(settings.threads)
     try:
-        with torch.no_grad():
+        with pristine.no_grad():
             return found | _measured(architecture, switches, settings, say)
     except Exception as error:  # noqa: BLE001  (whatever it is: the row says so, and the study goes on)
         return found | {"failure": text_of(error)}
     finally:
-        torch.set_num_threads(before)
+        pristine.set_num_threads(before)
 
 
 def _measured(
@@ -72,7 +75,7 @@ def _measured(
         "parameter_bytes": sum(each.nbytes for each in parameters),
     }
     say("everything, and one switch after another")
-    everything, opened = compile(network), compile(network, dynamic=True)
+    everything, again, opened = compile(network), compile(network), compile(network, dynamic=True)
     without: dict[str, Any] = {}  # by switch, once its column has begun
     ways: dict[str, Any] = {
         EVERYTHING: everything,
@@ -80,6 +83,7 @@ def _measured(
         EAGER_ALONE: functools.partial(with_threads, threads=1),
         **{each.name: functools.partial(_way, each, network, without) for each in switches},
         OPEN: opened,
+        AGAIN: again,
     }
     compared = compare(network, ways, inputs, seconds=settings.seconds)
     for name in (EAGER, EVERYTHING):
@@ -91,13 +95,13 @@ def _measured(
     found["symbols_when_open"] = [s for region in explained(opened).regions for s in region.symbols]
     found["reference"], found["rounds"] = compared.reference, compared.rounds
     found["columns"] = {
-        name: _column(compared[name], eager_error) for name in (EVERYTHING, EAGER, EAGER_ALONE, OPEN)
+        name: _column(compared[name], eager_error) for name in (EVERYTHING, EAGER, EAGER_ALONE, OPEN, AGAIN)
     }
     seen = marks(base)
     found["switches"] = {
         each.name: {
             **_column(compared[each.name], eager_error),
-            **_changed(each, without.get(each.name), seen),
+            **_changed(each, without.get(each.name), seen, settings),
         }
         for each in switches
     }
@@ -117,14 +121,15 @@ def _way(switch: Switch, network: Network, made: dict[str, Any], _copy: Any) -> 
     return switch.runs(made[switch.name])
 
 
-def _changed(switch: Switch, compiled: Any, seen: Sequence[str]) -> dict[str, Any]:
+def _changed(switch: Switch, compiled: Any, seen: Sequence[str], settings: Settings) -> dict[str, Any]:
     """How many steps there are without it, and whether they are others. `seen`: what there is with it."""
     if compiled is None:  # it could not be compiled
         return {"steps": 0, "changes_code": False}
     other = explained(compiled)
+    runs_otherwise = switch.everywhere or switch.threads not in (0, settings.threads)
     return {
         "steps": len(list(steps_of(other.regions))),
-        "changes_code": switch.everywhere or marks(other) != seen,
+        "changes_code": runs_otherwise or marks(other) != seen,
     }
 
 

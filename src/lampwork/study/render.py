@@ -13,7 +13,7 @@ from lampwork.study.findings import findings
 from lampwork.study.pictures import Cell, Picture, bars, heat_map, shares
 from lampwork.study.sections import details
 from lampwork.study.tables import markdown
-from lampwork.study.worth import Worth, eager_bytes, inverse, measured, own_bytes, speedup, worth
+from lampwork.study.worth import Worth, against, eager_bytes, inverse, measured, own_bytes, speedup, worth
 
 Document = Mapping[str, Any]
 
@@ -149,8 +149,9 @@ def _lines(document: Document, pictures: str) -> Iterator[str]:
     yield (
         "The time of a call without it, divided by that with everything on: above 1 it helps. Medians of the ratios of "
         "rounds that take all variants in turn, in one process; ± is half the distance between their quartiles. "
-        f"`{SAME}`: the code is the same without it. Coloured are those that differ from 1 by more than twice the "
-        "noise, and 3 %.\n"
+        f"`{SAME}`: the code is the same without it. *same again* is everything once more, compiled anew: how far two "
+        "measurements of one program are apart. Coloured are ratios that differ from 1 by more than 3 %, twice the "
+        "noise, and twice what that differs.\n"
     )
     yield _image(
         pictures, "worth", "What each optimization is worth, as a heat map; the table has the numbers"
@@ -241,13 +242,15 @@ def _image(pictures: str, name: str, alternative: str) -> str:
 
 def _worth_table(document: Document, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     switches = [each["name"] for each in document["switches"]]
-    return markdown(
-        ("", *switches),
-        (
-            (row["name"], *(_cell(row["switches"][name], worth(row, name)) for name in switches))
-            for row in rows
-        ),
-    )
+    return markdown(("", *switches, "same again"), (_worth_row(row, switches) for row in rows))
+
+
+def _worth_row(row: Mapping[str, Any], switches: Sequence[str]) -> Iterator[str]:
+    yield row["name"]
+    for name in switches:
+        yield _cell(row["switches"][name], worth(row, name))
+    again = inverse(row["columns"]["everything, again"])
+    yield UNKNOWN if again is None else f"{again[0]:.2f} ± {again[1]:.2f}"
 
 
 def _cell(column: Mapping[str, Any], cell: Worth | None) -> str:
@@ -322,22 +325,17 @@ def _speeds(row: Mapping[str, Any]) -> Iterable[str]:
 
 def _precisions(row: Mapping[str, Any]) -> Iterable[str]:
     columns, half = row["columns"], row.get("bfloat16")
-    against = inverse_of(half["everything"], half["float32"]) if half else None
+    single = against(half["everything"], half["float32"]) if half else None
     return (
         row["name"],
         _error(columns["everything"]),
         _error(columns["eager"]),
         _ratio(speedup(row["one_sample"])) if "one_sample" in row else UNKNOWN,
-        _ratio(against),
+        UNKNOWN if single is None else f"{single[0]:.2f} ± {single[1]:.2f}",
         _ratio(speedup(half)) if half else UNKNOWN,
         _error(half["everything"]) if half else UNKNOWN,
         _error(half["eager"]) if half else UNKNOWN,
     )
-
-
-def inverse_of(column: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    """How many times as fast `column` is as `other`, of one comparison."""
-    return column["speedup"] / other["speedup"] if column["speedup"] and other["speedup"] else None
 
 
 def _ratio(value: float | None) -> str:

@@ -7,9 +7,9 @@ from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 
+from lampwork import pristine
 from lampwork.api import compile
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.codegen.llvm.isa.x86 import host_isa, host_target
@@ -64,12 +64,12 @@ def with_threads(fn: Callable[..., Any], threads: int) -> Callable[..., Any]:
     """`fn` with so many threads, and as many as there were before after it."""
 
     def call(*args: Any) -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
+        before = pristine.get_num_threads()
+        pristine.set_num_threads(threads)
         try:
             return fn(*args)
         finally:
-            torch.set_num_threads(before)
+            pristine.set_num_threads(before)
 
     return call
 
@@ -132,7 +132,6 @@ def switches() -> Mapping[str, Switch]:
             "threads",
             "calls run on one thread",
             threads=1,
-            everywhere=True,
         ),
         Switch(
             "wide-vectors",

@@ -31,8 +31,8 @@ def test_the_page_says_where_it_was_measured_and_what_surprised():
 
 def test_tables_have_the_numbers_of_the_pictures():
     text = page(canned.document())["study.md"]
-    assert "| dense | 1.50 ± 0.01 | 1.20 ± 0.01 | 1.01 ± 0.01 |" in text
-    assert "| sparse | 1.04 ± 0.01 | 0.80 ± 0.00 | 0.99 ± 0.00 |" in text
+    assert "| dense | 1.50 ± 0.01 | 1.20 ± 0.01 | 1.01 ± 0.01 | 1.00 ± 0.01 |" in text
+    assert "| sparse | 1.04 ± 0.01 | 0.80 ± 0.00 | 0.99 ± 0.00 | 1.00 ± 0.01 |" in text
     assert "| dense | 20 ms | 10 ms | 2.00 | 30 ms | 1.01 ± 0.01 | 500 ms | 1.0 MiB |" in text
     for name in ("worth", "speed", "fusion", "traffic", "time"):
         assert re.search(rf"!\[[^\]]+the table has the numbers\]\(study-{name}\.svg\)", text)
@@ -95,7 +95,7 @@ def test_what_failed_says_why():
     text = page(canned.document(gone, part))["study.md"]
     assert "### gone\n\nNothing.\n\nIt could not be measured: RuntimeError: it \\[broke\\]" in text
     assert (
-        "| part | 1.20 ± 0.01 | 1.00 ± 0.01 | failed |" in text
+        "| part | 1.20 ± 0.01 | 1.00 ± 0.01 | failed | 1.00 ± 0.01 |" in text
         and "* arena failed: OSError: no room." in text
     )
     assert "## How to measure it again" in page(canned.document(gone))["study.md"]
@@ -180,6 +180,21 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, capsys):
     numbers.write_text(to_json(canned.document()))
     assert main(["study", "--page", str(numbers), "-o", str(tmp_path / "no" / "x.md")]) == 1
     assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--page", "s.json", "--quick"], "--page FILE measures nothing"),
+        (["--page", "s.json", "--only", "encoder"], "--page FILE measures nothing"),
+        (["--quick", "-o", "x.md"], "--output is where the page goes: add --page"),
+        (["--only"], "expected at least one argument"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(capsys, arguments, says):
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", *arguments])
+    assert stopped.value.code == 2 and says in capsys.readouterr().err
 
 
 def test_the_committed_page_is_that_of_the_committed_numbers():
