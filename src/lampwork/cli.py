@@ -6,6 +6,7 @@ import argparse
 import linecache
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ from lampwork.inspect.scripts import run_script
 from lampwork.minifying.command import CHECKS, check_of, minify_noted
 from lampwork.minifying.noting import noting
 from lampwork.standard import math
+
+ELSEWHERE = {
+    "bench": ("lampwork.bench.__main__", "measure networks under every compiler"),
+    "study": ("lampwork.study.command", "measure what each optimization is worth to each architecture"),
+}
+"""Commands with arguments of their own: where their `main` is, and what they do. They are loaded when asked for."""
 
 MINIFIED = "minified.py"
 REPORT = "report.html"
@@ -168,6 +175,9 @@ def parser() -> argparse.ArgumentParser:
     )
     _takes_script(reduced)
     reduced.set_defaults(run=_minify)
+
+    for name, (_, does) in ELSEWHERE.items():
+        commands.add_parser(name, help=does)
     return top
 
 
@@ -327,8 +337,11 @@ def _minify(given: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit status: 0, 1 for an error, 2 for a question without an answer."""
-    given = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if arguments and arguments[0] in ELSEWHERE:
+            return import_module(ELSEWHERE[arguments[0]][0]).main(list(arguments[1:]))
+        given = parser().parse_args(arguments)
         return given.run(given)
     except LampworkError as error:
         print(error, file=sys.stderr)

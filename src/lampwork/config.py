@@ -124,6 +124,14 @@ class Config(Shown):
     tolerance against float64, compute convolutions of 3 x 3 taps by Winograd's minimal filtering where it pays, and
     random numbers from a counter: others than eager's."""
 
+    fusion: Annotated[bool, Flag()] = True
+    """False: each buffer of a graph's loops is computed by a kernel of its own, and none by the product that it
+    follows: to see what fusion is worth, or whether it is at fault."""
+
+    arena: Annotated[bool, Flag()] = True
+    """False: each intermediate value of a call has memory of its own, also where values that live at different times
+    could share it: to see what that is worth, or whether it is at fault. (Training takes what it needs from a heap.)"""
+
     recompile_limit: Annotated[int, _LIMIT] = 16
     """How many versions one function may have. After that, calls that none of them serves run eager; with
     `fullgraph=True` they raise RecompileError."""

@@ -212,6 +212,12 @@ class ExportError(LampworkError):
     code = "LW343"
 
 
+class StudyError(LampworkError):
+    """A file is no result of `lampwork study`, is damaged, has another schema, or could not be written."""
+
+    code = "LW344"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

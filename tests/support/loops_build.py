@@ -109,11 +109,11 @@ def run_groups(groups, buffers, inputs):
     return arrays
 
 
-def check(definitions, outputs, inputs, *, tolerance=1e-5, groups=None, kinds=None):
+def check(definitions, outputs, inputs, *, tolerance=1e-5, groups=None, kinds=None, fusing=fuse):
     """Fused and scheduled, the outputs are as the definitions say. Returns the groups."""
     outputs = frozenset(outputs)
     expected = evaluate_definitions(definitions, inputs)
-    fused, decisions = fuse(definitions, outputs, MACHINE)
+    fused, decisions = fusing(definitions, outputs, MACHINE)
     buffers = all_buffers(definitions, inputs)
     for group in fused:
         for definition in group.definitions:

@@ -147,6 +147,7 @@ class _Run:
             self.peak,
             self.error,
             note=self.note,
+            noise=_noise(ratios),
         )
 
     def _first_call(self, model: Any, way: Any, reference: Any) -> None:
@@ -173,6 +174,13 @@ class _Run:
             step()
         except Exception as error:  # noqa: BLE001  (whatever it is: the column says so, and the others go on)
             self.failure = text_of(error)
+
+
+def _noise(ratios: list[float]) -> float:
+    if len(ratios) < 2:
+        return math.nan
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return (high - low) / 2
 
 
 _MODELS = (Compiled, CompiledModule, nn.Module)

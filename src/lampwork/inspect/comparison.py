@@ -17,11 +17,12 @@ class Column(Shown):
     """One way to run a model.
 
     `seconds`: of a call, the median of all rounds. `speedup`: the seconds of the first column divided by these, the
-    median of the rounds. `first_call`: seconds, compilation included. `peak_bytes`: how much more of the process was in
-    memory during calls than before this column was made: what it keeps for itself, and what a call needs (on a CUDA
-    device: of that device); None where the system does not say. `error`: the largest difference from the reference, by
-    the largest magnitude there, of the output where it is worst; NaN if there are no tensors. `failure`: why there are
-    no figures. `note`: what did not run compiled.
+    median of the rounds; `noise`: half of what lies between the quartiles of these. `first_call`: seconds,
+    compilation included. `peak_bytes`: how much more of the process was in memory during calls than before this
+    column was made: what it keeps for itself, and what a call needs (on a CUDA device: of that device); None where
+    the system does not say. `error`: the largest difference from the reference, by the largest magnitude there, of
+    the output where it is worst; NaN if there are no tensors. `failure`: why there are no figures. `note`: what did
+    not run compiled.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Column(Shown):
     error: float = math.nan
     failure: str = ""
     note: str = ""
+    noise: float = math.nan
 
     def _brief(self) -> str:
         if self.failure:

@@ -37,6 +37,8 @@ WRONG = {
     "dump": ["/proc/nope", __file__, 3, "a\0b"],
     "isa": ["neon", "AVX2", 2],
     "numerics": ["exact", None],
+    "fusion": [0, "off"],
+    "arena": [None, "shared"],
     "recompile_limit": [-3, 0, "8", True],
     "error_on_recompile": [1],
     "backend_timeout": [-1, "60"],

@@ -20,7 +20,7 @@ import lampwork
 from lampwork import standard
 
 SOURCES = Path(lampwork.__file__).parent
-PROGRAMS = ("bench", "testing")  # folders of what is compiled, and measured
+PROGRAMS = ("bench", "testing", "architectures")  # folders of what is compiled, and measured
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled, torch.autocast)
 

@@ -1,11 +1,14 @@
 """What programs tell of their steps: which nodes each computes, the bytes it moves and the arithmetic it does."""
 
+import operator
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import lampwork
+from lampwork.rewriting.flops import flops, moved_bytes
 
 
 def stages_of(fn, *args, calls=1, **options):
@@ -60,6 +63,33 @@ def test_a_call_of_aten():
     assert kernel.nodes == ("add",) and call.kind == "aten" and call.nodes == ("sort",)
     assert (call.bytes_read, call.bytes_written) == (4 * 300, 12 * 300)
     assert (kernel.index, call.index) == (0, 1)
+
+
+@torch.no_grad()
+def test_of_a_table_whose_rows_are_looked_up_the_rows_count():
+    bags = nn.EmbeddingBag(1000, 8, mode="mean").requires_grad_(False)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    stages = stages_of(lambda ids: bags(ids) * 2, ids)
+    call = next(step for step in stages.steps() if step.kind == "aten")
+    assert call.flops == 6 * 8 and call.bytes_read == 4 * 6 * 8 + 8 * 6 + 8 * 2
+    (node,) = (n for n in stages.compilation.graph.nodes if n.name in call.nodes)
+    assert moved_bytes(node)[0] == call.bytes_read
+
+
+@torch.no_grad()
+def test_nodes_move_distinct_elements_and_views_none():
+    lstm = nn.LSTM(4, 8, 2, batch_first=True).requires_grad_(False)
+
+    def fn(x, bias):
+        return lstm(x)[0].transpose(1, 2) + bias.expand(8, 5)
+
+    stages = stages_of(fn, torch.randn(3, 5, 4), torch.randn(1, 5))
+    nodes = {node.name: node for node in stages.compilation.recorded.nodes if node.op == "call_function"}
+    assert moved_bytes(nodes["add"]) == (4 * (3 * 5 * 8 + 5), 4 * 3 * 5 * 8)
+    assert all(moved_bytes(nodes[name]) == (0, 0) for name in ("expand", "transpose"))
+    assert moved_bytes(next(node for node in nodes.values() if node.target is operator.getitem)) == (0, 0)
+    # Four gates of eight, of the input and of the state, at each of five places of three samples.
+    assert flops(nodes["lstm"]) == 2 * 15 * 32 * (4 + 8 + 8 + 8)
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ def test_columns_of_all_kinds():
     assert [c.failure for c in found.columns] == [""] * 9
     assert found.reference == "float64" and found.rounds == 5 and not found["none"].note
     for column in found.columns:
-        assert column.seconds > 0 and column.first_call > 0 and column.speedup > 0
+        assert column.seconds > 0 and column.first_call > 0 and column.speedup > 0 and column.noise >= 0
         assert 0 < column.error < 1e-5
     assert found["none"].speedup == 1 and found["ready"].peak_bytes is not None
     assert ready.entries[0].hits > 5

@@ -22,7 +22,7 @@ from loops_build import (
     reduce,
 )
 
-from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.fusion.fuse import apart, fuse
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.index import Index, as_index
 from lampwork.loops.ir.nodes import Const, Extern, Gemm, IndexValue, Load, View
@@ -481,6 +481,17 @@ def test_large_graphs_take_near_linear_time():
     assert calls[40] < 4.4 * calls[10]
 
 
+def test_apart_joins_nothing_and_drops_what_nobody_needs():
+    x, y = buffer("x", 8, 16), buffer("y", 8, 16)
+    unused = pointwise(buffer("unused", 8, 16), op("exp", at(x)))
+    definitions = [*softmax(x, y, (8,), 16), unused]
+    groups, decisions = apart(definitions, frozenset(["y"]), MACHINE)
+    assert [len(group.definitions) for group in groups] == [1, 1, 1, 1] and not decisions
+    assert not any(group.private for group in groups)
+    assert len(fuse(definitions, frozenset(["y"]), MACHINE)[0]) == 1
+    check(definitions, ["y"], random_inputs(0, x), fusing=apart)
+
+
 def test_random_pipelines():
     """Random chains of Maps and Reduces with random outputs compute the same after fusion."""
     for seed in range(40):
@@ -510,3 +521,4 @@ def test_random_pipelines():
         names = [definition.out.name for definition in definitions]
         outputs = {names[-1], *(name for name in names if rng.random() < 0.3)}
         check(definitions, outputs, random_inputs(seed, full[0]), tolerance=1e-4)
+        check(definitions, outputs, random_inputs(seed, full[0]), tolerance=1e-4, fusing=apart)

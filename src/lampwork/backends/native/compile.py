@@ -47,7 +47,7 @@ from lampwork.graph.devices import CPU, kernel_device
 from lampwork.graph.layouts import same_strides
 from lampwork.graph.symbols import Scope
 from lampwork.loops.fusion.effects import is_needed_anyway
-from lampwork.loops.fusion.fuse import fuse
+from lampwork.loops.fusion.fuse import apart, fuse
 from lampwork.loops.fusion.group import Decision, Group
 from lampwork.loops.ir.definitions import outs_of, reads_of
 from lampwork.loops.ir.nodes import Buffer, Definition, Map
@@ -204,7 +204,10 @@ def compile_program(
         verify_definitions([*constant, *main])
     clock.lap("prepack")
 
-    groups, artifacts.decisions = fuse(main, leaving | saved, target, hints, generator.attends)
+    if config.current().fusion:
+        groups, artifacts.decisions = fuse(main, leaving | saved, target, hints, generator.attends)
+    else:
+        groups, artifacts.decisions = apart(main, leaving | saved, target)
     needed = _needed_constants(groups, constant, leaving | saved)
     constant_groups, _ = fuse(constant, frozenset(b.name for b in needed), target)
     clock.lap("fuse")

@@ -22,6 +22,7 @@ from lampwork.backends.native.place_pieces import ASSEMBLE, Place
 from lampwork.backends.native.place_writes import Write, place_writes
 from lampwork.backends.native.tasks import ExternTask, KernelTask, Task, task_reads, task_writes
 from lampwork.codegen.target import DeviceFunction
+from lampwork.config import current
 from lampwork.errors import BackendError
 from lampwork.graph.devices import CPU
 from lampwork.graph.origin import Labels
@@ -264,8 +265,11 @@ class Layout:
 
     def _offsets(self, sizes: Sizes, device: torch.device) -> tuple[dict[int, int], int]:
         """Where each arena value of a device lies, in bytes, and the size of its arena."""
+        shares = current().arena  # else nothing is given back
         memory = [
-            (is_taken, number) for is_taken, number in self.memory if self.values[number].device == device
+            (is_taken, number)
+            for is_taken, number in self.memory
+            if self.values[number].device == device and (is_taken or shares)
         ]
         nbytes = {n: cast(Slot, self.values[n]).nbytes(sizes) for is_taken, n in memory if is_taken}
         return place_in_arena(memory, nbytes, ALIGNMENT if device == CPU else DEVICE_ALIGNMENT)

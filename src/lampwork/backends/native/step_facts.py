@@ -44,6 +44,7 @@ from lampwork.loops.ir.symbols import Sizes
 from lampwork.loops.ir.traverse import walk_once
 from lampwork.lower.dtypes import TORCH_DTYPES
 from lampwork.rewriting.flops import flops as flops_of_node
+from lampwork.rewriting.flops import moved_bytes
 from lampwork.runtime.steps import StepFacts, StepKind
 from lampwork.standard import functools, math
 
@@ -200,12 +201,14 @@ class _Looked:
             self._opaque_bytes(out.name) if isinstance(out, Opaque) else self._buffer_bytes(out)
             for out in extern.outs
         )
+        taken = sum(read.values())
+        if len(names) == 1:
+            # Of a table it reads the rows that are looked up.
+            taken = min(taken, moved_bytes(self.nodes[names[0]])[0])
         arithmetic = sum(flops_of_node(self.nodes[name]) or 0 for name in names)
         dtypes = [str(out.dtype) for name in names for out in _specs(self.nodes[name])]
         dtype = dtypes[0].removeprefix("torch.") if dtypes else ""
-        return StepFacts(
-            -1, extern.origin, "aten", names, sum(read.values()), written, arithmetic, dtype, why=extern.why
-        )
+        return StepFacts(-1, extern.origin, "aten", names, taken, written, arithmetic, dtype, why=extern.why)
 
     def _opaque_bytes(self, name: str) -> int:
         """Of a tensor whose layout torch alone knows, by the graph; 0 if that does not know it either."""

@@ -26,7 +26,7 @@ from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Definition
 from lampwork.loops.ir.symbols import NO_HINTS
 
-__all__ = ["Decision", "Group", "fuse"]
+__all__ = ["Decision", "Group", "apart", "fuse"]
 
 
 def fuse(
@@ -59,3 +59,17 @@ def fuse(
     work = split_sums(work)
     groups = form_groups(work)
     return groups, work.decisions
+
+
+def apart(
+    definitions: Sequence[Definition], outputs: frozenset[str], machine: Machine
+) -> tuple[list[Group], list[Decision]]:
+    """Groups of one definition each, as if nothing could be fused; what no output needs is dropped.
+
+    before: m = max x; e = exp(x - m); s = sum e; y = e / s
+    after:  four groups
+    """
+    work = Work(definitions, outputs, machine)
+    drop_unused(work)
+    drop_units(work)
+    return form_groups(work, joins=False), work.decisions

@@ -65,17 +65,18 @@ class _Join:
         return f"join {self.name} to the group of {self.onto}"
 
 
-def form_groups(work: Work) -> list[Group]:
-    """The groups of all definitions, in an order in which they can run."""
-    former = _Former(work)
+def form_groups(work: Work, *, joins: bool = True) -> list[Group]:
+    """The groups of all definitions, in an order in which they can run. `joins`: whether any has several."""
+    former = _Former(work, joins)
     for number, definition in work.alive():
         former.add(number, definition)
     return former.finish()
 
 
 class _Former:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, joins: bool) -> None:
         self.work = work
+        self.joins = joins
         self.layout = Layout(work.hints, work.machine)
         self.drafts: list[_Draft] = []
         self.owner: dict[str, int] = {}  # buffer -> the group that makes it (the last, if several do)
@@ -109,7 +110,9 @@ class _Former:
         return found
 
     def _may_join(self, number: int, definition: Map | Reduce) -> bool:
-        return definition.out.name not in self.work.shared and not self.work.reads[number] & self.work.mutated
+        if not self.joins or definition.out.name in self.work.shared:
+            return False
+        return not self.work.reads[number] & self.work.mutated
 
     def _candidates(self, number: int) -> list[int]:
         """Groups to try: those that make what is read, latest first, then recent ones that read the same."""
