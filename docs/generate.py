@@ -264,7 +264,7 @@ def described(name: str, value: Any) -> list[str]:
     lines += markdown_of(inspect.getdoc(value) or "")
     rows = [[f"`{n}`", escaped(first_paragraph(member))] for n, member in members(value)]
     if rows:
-        lines += ["", *table(["member", ""], rows)]
+        lines += ["", *table(["member", "what it is"], rows)]
     return lines
 
 

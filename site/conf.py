@@ -16,7 +16,7 @@ include_patterns = ["*.md", "docs/*.md", "docs/readers/*.md", "docs/reference/*.
 exclude_patterns = ["build", ".*", "report", "tests", "src", "csrc", "benchmarks", "examples", "tools"]
 root_doc = "docs/index"
 
-extensions = ["myst_parser", "navigation", "names", "files", "links"]
+extensions = ["myst_parser", "navigation", "names", "files", "links", "accessible"]
 nitpicky = True
 myst_heading_anchors = 4
 smartquotes = False
@@ -30,3 +30,5 @@ html_show_sphinx = False
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
