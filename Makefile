@@ -13,7 +13,7 @@ PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site report test-report clean
+.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -134,6 +134,9 @@ $(VENV)/.browser: $(EXTENSION)
 # Chromium is that of the system, or of `playwright install chromium`.
 test-report: $(VENV)/.browser report/node_modules/.package-lock.json ## tests of the page of reports, in a browser
 	$(BIN)/python -m pytest tests/unit/inspect/test_report_page.py
+
+pictures: $(VENV)/.browser ## take the pictures in docs/pictures again, of a report in Chromium
+	$(BIN)/python tools/take_pictures.py
 
 clean: ## remove build products, keep the virtual environment
 	rm -rf build src/lampwork/_C*.so $(PACKAGE) $(EXTENSION)

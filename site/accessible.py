@@ -6,7 +6,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 
-def mend(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+def mend(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
     if "body" in context:  # long lines are scrolled by keys
         context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
     tree = context["furo_navigation_tree"]  # captions of the menu are headings of some level

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import runpy
 import subprocess
 import sys
@@ -74,6 +75,17 @@ def test_a_page_for_each_reader() -> None:
         )
         assert text.count("](../") >= 3, f"{page} leads nowhere"
         assert any(block.language in RUN for block in all_blocks(text))
+
+
+def test_pictures_are_small_and_said_in_words() -> None:
+    used: set[Path] = set()
+    for page in PAGES:
+        for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", (ROOT / page).read_text()):
+            picture = (ROOT / page.parent / target).resolve()
+            assert len(words.split()) >= 5, f"{page}: say in words what {target} shows"
+            assert picture.stat().st_size <= 120_000, f"{picture.name} is too large to be checked in"
+            used.add(picture)
+    assert used >= set((ROOT / "docs" / "pictures").iterdir()), "a picture that no page shows"
 
 
 def test_blocks_are_found() -> None:
