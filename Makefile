@@ -108,8 +108,11 @@ bench: $(VENV)/.bench ## measure against every peer; writes bench.json (takes lo
 docs: $(EXTENSION) ## regenerate the reference pages under docs/ from the code
 	$(BIN)/python docs/generate.py
 
-# The site is made of the Markdown alone: neither the package nor its extension is needed.
-$(VENV)/.site: $(VENV)/.torch pyproject.toml
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The site is made of the Markdown alone: neither torch nor the package is needed.
+$(VENV)/.site: pyproject.toml | $(BIN)/python
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["site"], sep="\n")' > $(VENV)/site.txt
 	$(BIN)/pip install --quiet -r $(VENV)/site.txt
 	touch $@
