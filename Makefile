@@ -13,7 +13,7 @@ PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs report test-report clean
+.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -108,6 +108,21 @@ bench: $(VENV)/.bench ## measure against every peer; writes bench.json (takes lo
 docs: $(EXTENSION) ## regenerate the reference pages under docs/ from the code
 	$(BIN)/python docs/generate.py
 
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The site is made of the Markdown alone: neither torch nor the package is needed.
+$(VENV)/.site: pyproject.toml | $(BIN)/python
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["site"], sep="\n")' > $(VENV)/site.txt
+	$(BIN)/pip install --quiet -r $(VENV)/site.txt
+	touch $@
+
+# Written anew each time, so that no page of before is left; what has not changed is not read again.
+site: $(VENV)/.site ## build the documentation site into build/site, with every link checked
+	rm -rf build/site
+	$(BIN)/sphinx-build -a -q -W --keep-going -b html -c site -d build/site-doctrees . build/site
+	@echo 'build/site/index.html'
+
 # The built page is checked in: who only uses Lampwork needs no node.
 report/node_modules/.package-lock.json: report/package.json report/package-lock.json
 	cd report && npm ci --no-audit --no-fund --ignore-scripts
@@ -122,6 +137,9 @@ $(VENV)/.browser: $(EXTENSION)
 # Chromium is that of the system, or of `playwright install chromium`.
 test-report: $(VENV)/.browser report/node_modules/.package-lock.json ## tests of the page of reports, in a browser
 	$(BIN)/python -m pytest tests/unit/inspect/test_report_page.py
+
+pictures: $(VENV)/.browser ## take the pictures in docs/pictures again, of a report in Chromium
+	$(BIN)/python tools/take_pictures.py
 
 clean: ## remove build products, keep the virtual environment
 	rm -rf build src/lampwork/_C*.so $(PACKAGE) $(EXTENSION)

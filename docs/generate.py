@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 
 import lampwork
 from lampwork import errors, logs
-from lampwork.approximation import (
-    ApproximationReport,
-    ApproximationRule,
-    Int8Linear,
-    LayerReport,
-    OutputReport,
-    QuantizationReport,
-    RuleReport,
-)
 from lampwork.backends import reachable_operators
 from lampwork.backends.native.compile import NativeBackend
-from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.model.codes import CODES
-from lampwork.capture.model.region import Record
 from lampwork.capture.opcodes import VERSIONS
-from lampwork.compiled.entries import Entry
 from lampwork.compiled.recompiles import RECOMPILES
 from lampwork.config import Config
-from lampwork.inspect import Explanation, RegionReport
-from lampwork.inspect.comparison import Column, Comparison
 from lampwork.loops.ir.ops import OPS
 from lampwork.lower.table import RULES
-from lampwork.placement import CopyPlan, Device, PartPlan, PlacedModel, PlacementPlan, WholePlan
 from lampwork.rewriting.algebra import algebra_rules
 from lampwork.rewriting.apply.driver import Rule
 from lampwork.rewriting.library import activations
@@ -46,7 +34,6 @@ from lampwork.rewriting.library.pairs import pair_rules
 from lampwork.rewriting.library.table import CONSTANTS, FORMULAS
 from lampwork.rewriting.padding import padding_rules
 from lampwork.rewriting.views import view_rules
-from lampwork.swapping import Change, SwapReport
 from lampwork.transforms.pipeline import Pass, default_passes, optional_passes, with_backend_passes
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -163,53 +150,230 @@ def opcodes() -> str:
     )
 
 
+# The API by task: heading, what it is for, names below `lampwork`. A public name that is in none is an error.
+API: tuple[tuple[str, str, str], ...] = (
+    (
+        "Compile",
+        "See the [tour](../tour.md), [modes](../modes.md) and [options](options.md).",
+        "compile config.using disable graph_break allow_in_graph is_compiling mark_dynamic mark_static set_stance "
+        "reset",
+    ),
+    (
+        "See what became of it",
+        "See [reports](../reports.md), and [codes](codes.md) for the records.",
+        "explain Explanation inspect.Explainer inspect.FunctionReport inspect.RegionReport inspect.GuardLine "
+        "compiled.entries.Entry capture.model.region.Record stats reset_stats inspect.report_data inspect.diff "
+        "inspect.Difference inspect.Finding",
+    ),
+    (
+        "Measure",
+        "See [profiling](../profiling.md).",
+        "compare inspect.comparison.Comparison inspect.comparison.Column profile Profile",
+    ),
+    (
+        "Take it elsewhere",
+        "See [exports](../exports.md) and [the study](../study.md).",
+        "export Exported study.run study.page",
+    ),
+    (
+        "Change a model",
+        "See [swapping](../swapping.md) and [quantization](../quantization.md).",
+        "swap swapping.SwapReport swapping.Change swapping.Difference swapping.Unmatched swapping.Functional "
+        "approximate approximation.gelu_to_relu approximation.gelu_to_tanh approximation.layer_norm_to_affine "
+        "approximation.low_rank approximation.bf16_weights approximation.int8 approximation.ApproximationRule "
+        "approximation.ApproximationReport approximation.RuleReport approximation.Refusal approximation.Statistics "
+        "approximation.max_relative_difference approximation.top1_disagreement quantize "
+        "approximation.QuantizationReport approximation.LayerReport approximation.OutputReport "
+        "approximation.Int8Linear approximation.Int8Conv approximation.HalfLinear approximation.LowRankLinear "
+        "approximation.ChannelAffine",
+    ),
+    (
+        "Place on devices",
+        "See [placement](../placement.md).",
+        "place placement.PlacedModel placement.PlacementPlan placement.PartPlan placement.CopyPlan "
+        "placement.WholePlan placement.Device placement.Absent",
+    ),
+    (
+        "Rewrites and passes",
+        "See [rewriting](../rewriting.md) and [extending](../extending.md).",
+        "rewrite rewrites why_not register_pass passes sequence patterns.anything patterns.tensor patterns.number "
+        "patterns.constant patterns.rest patterns.either patterns.maybe patterns.repeated patterns.scaled "
+        "patterns.through patterns.call",
+    ),
+    (
+        "Backends",
+        "See [backends](../backends.md).",
+        "register_backend list_backends partition Yes No backends.protocol.Backend backends.protocol.CompileOptions "
+        "backends.protocol.Traits backends.reachable_operators backends.ReachableOperator",
+    ),
+    (
+        "Test plug-ins and small failures",
+        "See [testing](../testing.md).",
+        "testing.check_backend testing.check_rewrite testing.Report testing.Check testing.ConformanceError "
+        "testing.BACKEND_PROMISES testing.Promise testing.failure testing.Failure minify Minified",
+    ),
+    ("Train", "See [training](../training.md).", "optimizers.update"),
+    ("Errors", "[Codes](codes.md) lists all.", "LampworkError LampworkWarning"),
+)
+PUBLIC = (
+    "approximation",
+    "backends",
+    "inspect",
+    "optimizers",
+    "patterns",
+    "placement",
+    "study",
+    "swapping",
+    "testing",
+)
+
+
+def public_names() -> dict[str, object]:
+    """Each public object by its shortest name below `lampwork`."""
+    modules = {name: import_module(f"lampwork.{name}") for name in PUBLIC}
+    found = {name: getattr(lampwork, name) for name in lampwork.__all__}
+    found = {n: v for n, v in found.items() if not inspect.ismodule(v) and n != "__version__"}
+    for name, module in modules.items():
+        for each in module.__all__:
+            value = getattr(module, each)
+            if not any(value is known for known in found.values()):
+                found[f"{name}.{each}"] = value
+    return found
+
+
 def api() -> str:
-    public = {name: getattr(lampwork, name) for name in lampwork.__all__}
-    functions = {n: v for n, v in public.items() if inspect.isfunction(v) or n == "set_stance"}
-    functions["config.using"] = lampwork.config.using
-    classes = {"Explanation": Explanation, "RegionReport": RegionReport, "Entry": Entry, "Backend": Backend}
-    classes |= {"CompileOptions": CompileOptions, "LampworkError": lampwork.LampworkError, "Record": Record}
-    reports = (Change, SwapReport, ApproximationRule, RuleReport, ApproximationReport)
-    reports += (QuantizationReport, LayerReport, OutputReport, Int8Linear)
-    reports += (Comparison, Column, PlacedModel, PlacementPlan, PartPlan, CopyPlan, WholePlan, Device)
-    classes |= {cls.__name__: cls for cls in reports}
+    public, listed = public_names(), {name for _, _, names in API for name in names.split()}
+    if left := sorted(set(public) - listed):
+        raise ValueError(f"public, but in no group of API in docs/generate.py: {', '.join(left)}")
     lines = [
         "# The API",
         "",
         GENERATED,
         "",
-        "What `import lampwork` offers; the [tour](../tour.md) shows it at work. The result of `compile` is called",
-        "like the original, and also has the attributes `entries` and `stages`.",
-        "",
+        "What `import lampwork` offers, by task. Parameters after `*` are keywords.",
     ]
-    for name, function in sorted(functions.items()):
-        lines += [f"## `lampwork.{name}{signature(function)}`", "", *text_block(inspect.getdoc(function)), ""]
-    lines += ["## Objects", ""]
-    for name, cls in classes.items():
-        lines += [
-            f"### {name}",
-            "",
-            f"`{cls.__module__}.{cls.__qualname__}`",
-            "",
-            *text_block(inspect.getdoc(cls)),
-            "",
-        ]
-        members = [(n, m) for n, m in vars(cls).items() if isinstance(m, property) and m.__doc__]
-        if members:
-            rows = ([f"`{n}`", " ".join((m.__doc__ or "").split())] for n, m in members)
-            lines += [*table(["property", ""], rows), ""]
-    return "\n".join(lines).rstrip()
+    for heading, text, names in API:
+        lines += ["", f"## {heading}", "", text]
+        for name in names.split():
+            lines += ["", *described(name, public.get(name) or attrgetter(name)(lampwork))]
+    return "\n".join(lines)
+
+
+def described(name: str, value: Any) -> list[str]:
+    """The entry of an object: its name, how it is called, what it says of itself, and its members."""
+    lines = [f"### `lampwork.{name}`", ""]
+    shown = name.rpartition(".")[2]
+    if inspect.isroutine(value) or name == "set_stance" or (inspect.isclass(value) and is_dataclass(value)):
+        lines += [*called(shown, value), ""]
+    if isinstance(value, tuple):
+        return [*lines, f"A {type(value).__name__} of `{type(value[0]).__name__}`."]
+    lines += markdown_of(inspect.getdoc(value) or "")
+    rows = [[f"`{n}`", escaped(first_paragraph(member))] for n, member in members(value)]
+    if rows:
+        lines += ["", *table(["member", "what it is"], rows)]
+    return lines
+
+
+def members(value: Any) -> list[tuple[str, Any]]:
+    """The documented properties and methods of a class, as `name` or `name(parameters)`."""
+    if not inspect.isclass(value):
+        return []
+    found: list[tuple[str, Any]] = []
+    for name, member in vars(value).items():
+        inner = getattr(member, "__func__", member)  # of a class method
+        if name.startswith("_") or not inspect.getdoc(inner):
+            continue
+        if isinstance(member, property):
+            found.append((name, member))
+        elif inspect.isfunction(inner):
+            found.append((name + signature(inner).replace("(self, ", "(").replace("(self)", "()"), inner))
+    return found
+
+
+def first_paragraph(value: Any) -> str:
+    return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
 
 
 def signature(function: Callable[..., object]) -> str:
     """The parameters with their defaults, without types."""
     found = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
-    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    text = str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return re.sub(r"=<[^>]*>", "=...", text)  # objects whose text has an address, or says nothing
+
+
+def called(name: str, function: Callable[..., object]) -> list[str]:
+    """A block with the call of a function, over as many lines as it takes."""
+    line = f"{name}{signature(function)}"
+    broken = textwrap.wrap(
+        line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return ["```python", *broken, "```"]
 
 
 def text_block(text: str | None) -> list[str]:
     return ["```text", *(text or "").splitlines(), "```"]
+
+
+SECTION = re.compile(r"(Args|Raises|Returns|Attributes|Yields):$")
+
+
+def markdown_of(docstring: str) -> list[str]:
+    """A docstring as Markdown: sections become lists, and what is indented, or shows a transform, a block."""
+    lines: list[str] = []
+    block: list[str] = []
+    section = False
+    for paragraph in [*re.split(r"\n\s*\n", docstring), ""]:
+        head, _, rest = paragraph.partition("\n")
+        indented = head.startswith("    ")
+        if block and not indented:
+            lines += [f"```{'python' if is_python(block) else 'text'}", *block[:-1], "```", ""]
+            block = []
+        if SECTION.match(head):
+            section = True
+            lines += [f"**{head}**", "", *entries(rest), ""]
+        elif section and indented:
+            lines += [*entries(paragraph), ""]
+        elif indented or re.search(r"^before:", paragraph, re.M):
+            block += [*(line.removeprefix("    ") for line in paragraph.splitlines()), ""]
+        else:
+            section = False
+            lines += [*escaped(paragraph).splitlines(), ""]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def is_python(lines: list[str]) -> bool:
+    try:
+        ast.parse("\n".join(lines))
+    except SyntaxError:
+        return False
+    return True
+
+
+def entries(text: str) -> list[str]:
+    """The lines of a section: "name: what it is" becomes an item, with what is below it."""
+    lines: list[str] = []
+    for line in textwrap.dedent(text).splitlines():
+        name, colon, rest = line.partition(": ")
+        if line[:1].isspace() or line.startswith("* "):
+            lines.append("  " + escaped(line.removeprefix("    ")))
+        elif colon:
+            lines.append(f"* `{name.strip('`')}`: {escaped(rest)}")
+        else:
+            lines.append(f"* {escaped(line)}")
+    return lines
+
+
+MARKUP = re.compile(r"(?<=[^\W_])_(?=[^\W_])|(?<!\S)[*<](?!\S)|([*_<])")
+
+
+def escaped(text: str) -> str:
+    """Prose as Markdown: outside of code, only a list's bullet is markup. What stands alone, or in a word, is none."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [MARKUP.sub(lambda m: f"\\{m[1]}" if m[1] else m[0], part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def operations() -> str:

@@ -355,6 +355,7 @@ def _timed(row: Mapping[str, Any]) -> Iterable[str]:
 
 def _again(document: Document) -> Iterator[str]:
     yield "\n## How to measure it again\n"
+    yield "<!-- not run: the study takes a quarter of an hour; tests/unit/study runs a small one -->\n"
     yield "    lampwork study --json study.json --page            # on a machine that does nothing else"
     yield "    lampwork study --only encoder --switches fusion    # one architecture, one switch"
     yield "    lampwork study --page study.json                   # this page, of numbers that are there\n"

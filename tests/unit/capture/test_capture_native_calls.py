@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -224,3 +226,20 @@ def test_objects_with_keys_are_mappings() -> None:
         return dict(Keyed()), {**Keyed()}
 
     assert lampwork.compile(f)(X) == f(X)
+
+
+def test_torch_may_lie_outside_of_the_environment():
+    """As in a virtual environment that shares the packages of the system: `sysconfig` names other folders."""
+    program = """
+import sysconfig, torch
+place = sysconfig.get_path
+sysconfig.get_path = lambda name, *rest: "/nowhere" if name in ("purelib", "platlib") else place(name, *rest)
+import lampwork
+embed = torch.nn.Embedding(4, 6)
+lampwork.compile(lambda x: embed(x).unflatten(-1, (2, 3)), fullgraph=True)(torch.tensor([1, 2]))
+print(lampwork.stats()["breaks"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "0\n", done.stderr

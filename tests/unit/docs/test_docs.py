@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from docs_blocks import Block, blocks_of, missing, run_block
+from docs_blocks import ROOT, Block, blocks_of, missing, run_block, run_commands, script_of
 
 import lampwork
 from lampwork.backends import registry
 from lampwork.plugins import registry as plugins
 
-ROOT = Path(__file__).parents[3]
-PAGES = sorted(
-    p.relative_to(ROOT) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if blocks_of(p.read_text())
-)
+WRITTEN = (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/readers/*.md"))
+PAGES = sorted(p.relative_to(ROOT) for p in WRITTEN if blocks_of(p.read_text()))
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.every_case
 @pytest.mark.usefixtures("own_plugins")
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LAMPWORK_STRICT")  # the pages show what a user sees
     namespace = {"__name__": "__main__"}
     lampwork.reset_stats()
@@ -43,11 +41,18 @@ def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # An eager run that a page does not announce is an error.
         warnings.simplefilter("error", lampwork.LampworkWarning)
         for block in blocks_of((ROOT / page).read_text()):
-            printed = run_block(block, ROOT / page, namespace)
-            lacking = missing(block.shown, printed) if block.shown is not None else None
-            assert lacking is None, (
-                f"{page}:{block.line}: the output lacks, or has in another place, {lacking!r}:\n{printed}"
-            )
+            if (script := script_of(block)) is not None:
+                (tmp_path / script).write_text(block.code)
+                outputs = []
+            elif block.language == "console":
+                outputs = run_commands(block, tmp_path)
+            else:
+                outputs = [(block.shown or "", run_block(block, ROOT / page, namespace))]
+            for shown, printed in outputs:
+                lacking = missing(shown, printed)
+                assert lacking is None, (
+                    f"{page}:{block.line}: the output lacks, or has in another place, {lacking!r}:\n{printed}"
+                )
     assert torch.is_grad_enabled() == state
 
 
@@ -65,7 +70,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+    for path in WRITTEN:
         for name in re.findall(
             r"`((?:src|tests|docs|examples|csrc|tools|benchmarks)/[\w./-]*)`", path.read_text()
         ):

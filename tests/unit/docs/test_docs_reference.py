@@ -39,10 +39,46 @@ def test_no_page_is_left_over() -> None:
 
 def test_pages_name_everything() -> None:
     pages = {p.name: p.read_text() for p in (DOCS / "reference").iterdir()}
-    assert all(
-        f"lampwork.{name}(" in pages["api.md"] for name in ("compile", "explain", "disable", "set_stance")
-    )
+    assert all(f"\n### `lampwork.{name}`\n" in pages["api.md"] for name in generator().public_names())
     assert all(code in pages["codes.md"] for code in (*CODES, *RECOMPILES))
     assert all(f"| `{name}` |" in pages["operations.md"] for name in OPS)
     assert all(f"`{name.removeprefix('aten::')}`" in pages["rules.md"] for name in RULES)
     assert all(f". {step.name}\n" in pages["rules.md"] for step in default_passes())
+
+
+def test_a_public_name_without_a_group_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = generator()
+    groups = [(h, t, n.replace("compare ", "")) for h, t, n in made.API]
+    monkeypatch.setattr(made, "API", groups)
+    with pytest.raises(ValueError, match="in no group of API in docs/generate.py: compare"):
+        made.api()
+
+
+def test_docstrings_become_markdown() -> None:
+    made = generator()
+    text = """Do it: see *args and __init__.
+
+    before:  %a = x
+    after:   %b = x
+
+Args:
+    x: what
+        it is: so.
+    y: 1 * 2.
+
+        f(x)
+
+Then this.
+
+    a = 1
+
+    b = `2`
+"""
+    assert made.markdown_of(text) == [
+        r"Do it: see \*args and \_\_init\_\_.",
+        "", "```text", "before:  %a = x", "after:   %b = x", "```",
+        "", "**Args:**", "", "* `x`: what", "  it is: so.", "* `y`: 1 * 2.",
+        "", "* f(x)",
+        "", "Then this.",
+        "", "```text", "a = 1", "", "b = `2`", "```",
+    ]  # fmt: skip

@@ -13,6 +13,7 @@ import re
 import sysconfig
 import types
 import weakref
+from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 import torch
@@ -79,8 +80,13 @@ _READ: tuple[type, ...] = (
     torch.Tensor,
     torch.Generator,
 )
-# Where code of Python, torch and other installed packages lies.
-_PLACES = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+# Where code of Python, torch and other installed packages lies. torch may lie elsewhere: in the packages of the system,
+# which a virtual environment can share, or where it was built.
+_PLACES = (
+    "<frozen ",
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(torch.__file__).parent}/",
+)
 # How the names of marks on functions begin: those of torch.compiler, torch._dynamo, torch.jit and of Lampwork.
 _MARKS = ("_dynamo", "_is_torch", "_lampwork", "_torch", "__script", "__torch")
 _TELLING = ("__eq__", "__repr__")
