@@ -27,6 +27,7 @@ from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
 from lampwork.minifying.command import CHECKS, check_of, minify_noted
 from lampwork.minifying.noting import noting
+from lampwork.minifying.script import keep_source
 from lampwork.standard import math
 
 MINIFIED = "minified.py"
@@ -190,6 +191,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _bisect(given: argparse.Namespace) -> int:
+    keep_source(given.script)
     say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
     try:
         print(bisect(given.script, given.arguments, passes=given.passes, timeout=given.timeout, say=say))
@@ -268,6 +270,7 @@ def _minify(given: argparse.Namespace) -> int:
     check_script(given.script)
     check = check_of(given.check, given.slow, given.timeout, given.seconds)
     output = Path(given.output).absolute()  # the script may go elsewhere
+    keep_source(given.script)
     say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
     with noting() as noted:
         status = run_script(given.script, given.arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from torch import Tensor
 from lampwork import pristine
 from lampwork.api import check_keywords, check_model, compile, function_of, make_function, original_of
 from lampwork.display import Block, Folded, Shown
-from lampwork.errors import MinifyError, OptionError
+from lampwork.errors import MinifyError, OptionError, text_of
 from lampwork.minifying.case import Case
 from lampwork.minifying.noting import Noted, keywords_of, noting
 from lampwork.minifying.reduce import Reduction, Say
@@ -54,13 +55,17 @@ class Minified(Shown):
     alone: bool
     needs: tuple[str, ...] = ()
 
-    def save(self, path: str | Path) -> None:
-        """Write the script to a file."""
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the script to a file.
+
+        Raises:
+            OptionError: it cannot be written there.
+        """
         try:
-            Path(path).write_text(self.script)
-        except OSError as error:
+            Path(path).write_text(self.script, encoding="utf-8")
+        except (OSError, ValueError, TypeError) as error:  # a path may be no text, or hold what no path can
             raise OptionError(
-                f"the script cannot be written to {str(path)!r}: {error.strerror}",
+                f"the script cannot be written to {str(path)!r}: {getattr(error, 'strerror', None) or text_of(error)}",
                 fix="give the path of a file in a folder that exists",
             ) from None
 
@@ -91,7 +96,7 @@ def minify(
     slow: float = 2.0,
     seconds: float = 300.0,
     timeout: float = 60.0,
-    imports: Sequence[str] = (),
+    imports: str | Sequence[str] = (),
     say: Say | None = None,
     **keywords: Any,
 ) -> Minified:
@@ -110,13 +115,14 @@ def minify(
         slow: for "slow": so many times as long as eager.
         seconds: after which what is found so far is given.
         timeout: seconds that one program may take to compile and run.
-        imports: modules that register the rewrites and passes that it needs, for the script. Those that this process
-            has imported are found by themselves.
+        imports: the modules, or the one, that register the rewrites and passes that it needs, for the script. Those
+            that this process has imported are found by themselves.
         say: is told of each step.
         keywords: of `lampwork.compile`.
 
     Raises:
-        OptionError: an unknown check or keyword, a time or factor that is none, a model that cannot be called.
+        OptionError: an unknown check or keyword, a time or factor that is none, a model that cannot be called, a module
+            in `imports` that cannot be imported.
         MinifyError: no graph fails, or not each time, or none can be tried.
         Exception: the model raises it in eager PyTorch.
     """
@@ -159,15 +165,19 @@ def check_of(check: str, slow: float, timeout: float, seconds: float) -> Check:
     return Check(_KINDS[check], slow, seconds=timeout)
 
 
-def minify_noted(noted: Noted, check: Check, seconds: float, imports: Sequence[str], say: Say) -> Minified:
+def minify_noted(
+    noted: Noted, check: Check, seconds: float, imports: str | Sequence[str], say: Say
+) -> Minified:
     """The smallest program of the first graph that fails.
 
     Raises:
         MinifyError: no graph fails, or not each time, or none can be tried.
+        OptionError: a module cannot be imported.
     """
     deadline = time.monotonic() + seconds
+    imports = [imports] if isinstance(imports, str) else list(imports)
     for module in imports:
-        importlib.import_module(module)
+        _import(module)
     _load()
     case, first = _failing(noted, check, say)
     state = Reduction(case, first, check, deadline, say)
@@ -178,6 +188,25 @@ def minify_noted(noted: Noted, check: Check, seconds: float, imports: Sequence[s
     alone = _fails_alone(script, state.failure, check)
     needs = () if alone else (*found.nowhere, *found.statements)
     return Minified(script, state.failure, case.name, state.case.nodes, case.nodes, state.tried, alone, needs)
+
+
+def _import(module: Any) -> None:
+    """
+    Raises:
+        OptionError: it cannot be imported.
+    """
+    try:
+        importlib.import_module(module)
+    except (
+        ImportError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # it may be no name of a module either
+        raise OptionError(
+            f"imports names {module!r}, which cannot be imported: {text_of(error)}",
+            fix="give the full names of modules as a list, and have their folder in sys.path",
+        ) from error
 
 
 def _load() -> None:
@@ -233,7 +262,7 @@ def _fails_alone(script: str, failure: Failure, check: Check) -> bool:
     """Whether it fails in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="lampwork-minify-") as folder:
         path = Path(folder) / "minified.py"
-        path.write_text(script)
+        path.write_text(script, encoding="utf-8")
         try:
             done = subprocess.run(
                 [sys.executable, str(path)],
