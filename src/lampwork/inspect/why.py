@@ -10,6 +10,7 @@ from torch import fx
 
 from lampwork.api import function_of
 from lampwork.compiled.entries import Entry
+from lampwork.compiled.function import Function
 from lampwork.config import Config, using_config
 from lampwork.display import Shown
 from lampwork.errors import LampworkError, Location, OptionError
@@ -81,10 +82,12 @@ class Answer(Shown):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WhyNot(Shown):
-    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in."""
+    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in. `none`: why
+    there is none."""
 
     rule: Rule
     answers: tuple[Answer, ...]
+    none: str = ""
 
     @property
     def fired(self) -> int:
@@ -94,7 +97,7 @@ class WhyNot(Shown):
     def __str__(self) -> str:
         head = f"rewrite {self.rule}"
         if not self.answers:
-            return f"{head}\nno version is compiled yet: call the function first"
+            return f"{head}\n{self.none}"
         return "\n".join([head, *map(str, self.answers)])
 
     def _brief(self) -> str:
@@ -121,7 +124,21 @@ def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:
         for entry in function.entries:
             if entry.stages.aten is not None:
                 answers.append(_answer(rule, home, entry, function.config))
-    return WhyNot(rule, tuple(answers))
+    return WhyNot(rule, tuple(answers), "" if answers else _why_none(rule, home, function_of(compiled)))
+
+
+def _why_none(rule: Rule, home: str, function: Function) -> str:
+    """Why there is no version to look at."""
+    if _is_gone(rule, home):
+        return "it is no longer registered: register it again, then call the function"
+    if any(function.entries):
+        return f"no version of {function.name} has a graph"
+    return function.compiled.stages.why_none()
+
+
+def _is_gone(rule: Rule, home: str) -> bool:
+    item = registry().items.get(rule.name)
+    return not home and (item is None or item.rule is not rule)
 
 
 def _rule(rewrite: Any) -> tuple[Rule, str]:
@@ -171,7 +188,7 @@ def _off(rule: Rule, home: str, config: Config) -> str:
     """Why a rewrite is not tried in compilations with `config`."""
     switches = Switches.of(config.passes)
     item = registry().items.get(rule.name)
-    if not home and (item is None or item.rule is not rule):
+    if _is_gone(rule, home):
         return "it is no longer registered"
     place = home or ("" if item is None or item.place or item.sequence else Rewrites.name)
     for name in filter(None, (rule.name, place, item.sequence if item is not None else "")):
