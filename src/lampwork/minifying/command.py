@@ -19,6 +19,7 @@ from lampwork import pristine
 from lampwork.api import check_keywords, check_model, compile, function_of, make_function, original_of
 from lampwork.display import Block, Folded, Shown
 from lampwork.errors import MinifyError, OptionError, text_of
+from lampwork.graph.printing import quoted
 from lampwork.minifying.case import Case
 from lampwork.minifying.noting import Noted, keywords_of, noting
 from lampwork.minifying.reduce import Reduction, Say
@@ -70,7 +71,7 @@ class Minified(Shown):
             ) from None
 
     def _brief(self) -> str:
-        return f"{self.name}: {self.operators} of {self.before} operators, {self.failure}"
+        return f"{quoted(self.name)}: {self.operators} of {self.before} operators, {self.failure}"
 
     def _blocks(self) -> Iterable[Block]:
         yield self.summary()
@@ -78,7 +79,8 @@ class Minified(Shown):
 
     def summary(self) -> str:
         """What it is, without the script."""
-        text = f"{self.name}, {self.operators} of {self.before} operators, {self.tried} programs tried: {self.failure}"
+        size = f"{self.operators} of {self.before} operators, {self.tried} programs tried"
+        text = f"{quoted(self.name)}, {size}: {self.failure}"
         if self.alone:
             return text
         needs = f", such as what registers {', '.join(self.needs)}" if self.needs else ""

@@ -100,6 +100,13 @@ def test_a_long_name_that_can_be_written(tmp_path):
     assert (tmp_path / ("n" * 250)).read_bytes().decode() == made.script
 
 
+@pytest.mark.parametrize("text", TEXTS, ids=ascii)
+def test_a_summary_is_a_line_that_can_be_printed(text):
+    made = Minified("", Failure("wrong", "", "result 0"), text, 1, 2, 3, alone=True)
+    for shown in (made.summary(), repr(made)):
+        assert shown.isprintable() and shown.encode()
+
+
 # --- what it imports --------------------------------------------------------------------------------------------------
 
 
