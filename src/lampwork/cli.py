@@ -29,6 +29,7 @@ from lampwork.inspect.rewrites import rewrites
 from lampwork.inspect.scripts import run_script
 from lampwork.minifying.command import CHECKS, check_of, minify_noted
 from lampwork.minifying.noting import noting
+from lampwork.minifying.script import keep_source
 from lampwork.standard import math
 
 ELSEWHERE = {
@@ -218,6 +219,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _bisect(given: argparse.Namespace) -> int:
+    keep_source(given.script)
     say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
     try:
         print(bisect(given.script, given.arguments, passes=given.passes, timeout=given.timeout, say=say))
@@ -320,6 +322,7 @@ def _minify(given: argparse.Namespace) -> int:
     check_script(given.script)
     check = check_of(given.check, given.slow, given.timeout, given.seconds)
     output = Path(given.output).absolute()  # the script may go elsewhere
+    keep_source(given.script)
     say: Any = (lambda text: None) if given.quiet else (lambda text: print(text, flush=True))
     with noting() as noted:
         status = run_script(given.script, given.arguments)
@@ -330,7 +333,12 @@ def _minify(given: argparse.Namespace) -> int:
     except MinifyError as error:
         print(error, file=sys.stderr)
         return 2
-    found.save(output)
+    try:
+        found.save(output)
+    except LampworkError as error:
+        print(f"{found.script}\n{found.summary()}")
+        print(error, file=sys.stderr)
+        return 1
     print(f"{found.summary()}\nscript: {output}")
     return 0
 

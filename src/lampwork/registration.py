@@ -72,8 +72,10 @@ def rewrite(
 
     Raises:
         PassError: the pattern or the replacement is invalid.
-        OptionError: `after` or `before` names no pass, or `name` is the name of one of Lampwork's passes.
+        OptionError: `after` or `before` names no pass; `name` is the name of one of Lampwork's passes, or none that a
+            switch can name; `enabled` is no bool.
     """
+    _check_enabled(enabled)
     if pattern is None and replacement is None:
         return functools.partial(
             rewrite,
@@ -190,9 +192,9 @@ def register_pass(
         enabled: if False, only compilations with passes="+name" run it, until `enable()` is called.
 
     Raises:
-        OptionError: `step` is not a pass, `after` or `before` names no pass, or `name` is the name of one of Lampwork's
-            passes.
+        OptionError: `step` is not a pass; otherwise as for `rewrite`.
     """
+    _check_enabled(enabled)
     if step is None:
         return functools.partial(register_pass, after=after, before=before, name=name, enabled=enabled)
     place = _place(after, before) or DEFAULT_PLACE
@@ -250,13 +252,16 @@ def sequence(
     together until none of them fires. Each step keeps its own switch.
 
     Raises:
-        OptionError: a step is none of these, or as for `register_pass`.
+        OptionError: a step is none of these, or there is none, or as for `register_pass`.
         PassError: as for `rewrite`.
     """
+    _check_enabled(enabled)
     place = _place(after, before) or DEFAULT_PLACE
     _check_name(name)
     if not isinstance(cast(object, steps), (list, tuple)):
         raise OptionError(f"sequence {name}: its steps are {steps!r}", fix="give a list of steps")
+    if not steps:
+        raise OptionError(f"sequence {name} has no steps", fix="give at least one pass or rewrite")
     members = tuple(_member(name, step) for step in steps)
     registered = {member.name: member for member in members if isinstance(member, Registered)}
     for member in members:
@@ -288,9 +293,11 @@ def _member(name: str, step: Any) -> Registered | str:
         if len(pair) != 2:
             raise OptionError(f"sequence {name}: {step!r} is no pair", fix="give a pattern and a replacement")
         made = _rule(*pair)
+        _check_name(made.name)
         return Registered(made.name, "rewrite", step, registry(), made.source, rule=made)
     if isinstance(step, Rule) or hasattr(step, "pattern"):
         made = as_rule(step)
+        _check_name(made.name)
         return Registered(made.name, "rewrite", step, registry(), made.source, rule=made)
     return _pass(step, "", None, True)
 
@@ -354,6 +361,16 @@ def _check_name(name: str) -> None:
         raise OptionError(f"{name!r} is the name of a pass of Lampwork", fix="choose another name")
     if not name or name[0] in "+-":
         raise OptionError(f"{name!r} is no name for a pass or rewrite", fix="begin with a letter")
+    if not Switches.can_name(name):
+        raise OptionError(
+            f'{name!r} is no name for a pass or rewrite: passes="-name" could not switch it off',
+            fix="give name= a text without spaces at its ends, and without commas or odd brackets",
+        )
+
+
+def _check_enabled(enabled: object) -> None:
+    if type(enabled) is not bool:
+        raise OptionError(f"enabled is {enabled!r}, expected a bool", fix="give True or False")
 
 
 def _dashed(name: str) -> str:

@@ -39,7 +39,7 @@ def write_with(
         if not Path(given).name or target.is_dir():
             raise IsADirectoryError(None, "it names no file")
         is_special = target.exists() and not target.is_file()
-    except (OSError, ValueError) as reason:  # of a path with a NUL, and one that is no Unicode
+    except (OSError, ValueError, TypeError) as reason:  # of a path with a NUL, of what is no path
         raise _refusal(path, reason, what, error) from reason
     try:
         return write(target) if is_special else _replace(target, write)

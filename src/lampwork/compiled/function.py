@@ -129,6 +129,7 @@ class Function(Shown):
     _callees: CompiledCallees | None = None
     _names: set[str] = field(default_factory=set[str])  # of all functions of one tree
     _options: CaptureOptions = field(default_factory=CaptureOptions)
+    _lent: list[_Lent] = field(default_factory=list["_Lent"])
     _lock: threading.RLock = field(default_factory=new_lock)
     _raising: threading.local = field(default_factory=threading.local)  # what a plug-in's fault is to raise
 
@@ -301,9 +302,51 @@ class Function(Shown):
         finally:
             self._reset_if_free()
 
-    def close_sizes(self) -> None:
-        """Leave no sizes and ints open from now on, as `dynamic=False` does."""
-        self._options = replace(self._options, dynamic=Dynamic(False))
+    def lend(self, build: Build) -> None:
+        """Until `take_back`, `build` makes the versions, which leave no sizes open, and those of before serve nobody.
+        A function may be lent again meanwhile; who lent it last takes it back first."""
+        with self._locked():
+            family = (dict(self.family), set(self._names)) if self.root else None
+            own = {name: getattr(self, name) for name in _LENT}
+            self._lent.append(_Lent(build, own, family))
+            self.build = build
+            self.entries, self.refused, self._callees, self._raised = Versions(), False, None, 0
+            self._aside, self.children = {}, dict(self.children)
+            self.records, self.refusals, self.recompiles = [], [], []
+            self._options = replace(self._options, dynamic=Dynamic(False))
+            self._serve()
+
+    def take_back(self) -> None:
+        """End what `lend` began: what was compiled and found out since is dropped."""
+        with self._locked():
+            lent = self._lent.pop()
+            for entries in (self.entries, *(entries for entries, _ in self._aside.values())):
+                entries.drop()
+            for name, value in lent.own.items():
+                setattr(self, name, value)
+            if lent.family is not None:
+                self._restore_family(*lent.family)
+            self._serve()
+            if not self._busy:
+                self._adopt()
+
+    def _restore_family(self, family: dict[int, Function], names: set[str]) -> None:
+        for held, own in ((self.family, family), (self._names, names)):
+            held.clear()
+            held.update(own)  # pyright: ignore
+
+    def _own_build(self) -> Build:
+        """What makes the versions once nobody has lent the function: that is what its children begin with."""
+        build = self.build
+        for lent in reversed(self._lent):
+            if build is not lent.build:
+                break
+            build = lent.own["build"]
+        return build
+
+    def _own_dynamic(self) -> bool | None:
+        options: CaptureOptions = self._lent[0].own["_options"] if self._lent else self._options
+        return None if options.dynamic is None else options.dynamic.mode
 
     @property
     def dynamic(self) -> bool | None:
@@ -595,18 +638,18 @@ class Function(Shown):
             made = Function.of(
                 fn,
                 self.config,
-                self.build,
+                self._own_build(),
                 fullgraph=False,
                 root=False,
                 quiet=self.quiet,
-                dynamic=self.dynamic,
+                dynamic=self._own_dynamic(),
                 stand_in=self._options.stand_in,
                 draws_on_cards=self._options.draws_on_cards,
                 names=self._names,
                 roots=self._options.roots,
                 within=within,
             )
-            made.family = self.family
+            made.family, made.backends = self.family, self.backends
             found = self.family.setdefault(key, made)  # holds `fn`, so its id stays taken
         self.children[key] = found
         return found.compiled
@@ -664,6 +707,31 @@ class Function(Shown):
             fix=f"call it like this once before {who.rpartition(' ')[0]} is set, or set the stance eager_on_recompile",
             location=location,
         )
+
+
+_LENT = (
+    "build",
+    "plugins",
+    "entries",
+    "refused",
+    "children",
+    "records",
+    "refusals",
+    "recompiles",
+    "_aside",
+    "_callees",
+    "_raised",
+    "_options",
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Lent:
+    """What a function has of its own while `build` makes its versions; of a root with what its tree shares."""
+
+    build: Build
+    own: dict[str, Any]
+    family: tuple[dict[int, Function], set[str]] | None
 
 
 @dataclass(slots=True, eq=False)

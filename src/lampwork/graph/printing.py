@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any, cast
@@ -73,7 +74,7 @@ def _format_notes(node: fx.Node) -> str:
     notes = [name for name in ("random", "effect", "constant", "opaque") if node.meta.get(name)]
     location = node.meta.get("location")
     if location is not None:
-        notes.append(f"{PurePath(location.file).name}:{location.line}")
+        notes.append(f"{quoted(PurePath(location.file).name)}:{location.line}")
     return f"  # {', '.join(notes)}" if notes else ""
 
 
@@ -97,21 +98,49 @@ def to_python(graph: fx.Graph) -> str:
         if node.op == "output":
             lines.append(f"    return {_python_value(node.args[0])}")
         elif node.op == "call_function":
-            arguments = _format_arguments(node, _python_value)
+            arguments = _python_arguments(node)
             spec = _format_spec(node.meta.get("val"))
             target = node.target
             if isinstance(target, torch._ops.OpOverload):
-                name = str(target)
-                call = f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({arguments})"
+                call = f"{_python_operator(target)}({arguments})"
             else:
                 call = f"{_python_value(node.args[0])}[{_python_value(node.args[1])}]"
             lines.append(f"    {_identifier(node.name)} = {call}  # {spec}{_location(node)}")
     return "\n".join(lines) + "\n"
 
 
+def _python_operator(target: torch._ops.OpOverload) -> str:
+    """`aten.add.Tensor`; `getattr(aten.random, 'from')` where a part of the name is a word of Python's."""
+    first, *names = str(target).split(".")
+    found = first if first == "aten" else f"torch.ops.{first}"
+    for name in names:
+        found = f"getattr({found}, {name!r})" if keyword.iskeyword(name) else f"{found}.{name}"
+    return found
+
+
+def _python_arguments(node: fx.Node) -> str:
+    given = [_python_value(value) for value in node.args]
+    named = {name: _python_value(value) for name, value in node.kwargs.items()}
+    given += [f"{name}={value}" for name, value in named.items() if not keyword.iskeyword(name)]
+    given += [f"**{{{name!r}: {value}}}" for name, value in named.items() if keyword.iskeyword(name)]
+    return ", ".join(given)
+
+
 def _location(node: fx.Node) -> str:
     location = node.meta.get("location")
-    return "" if location is None else f"  {PurePath(location.file).name}:{location.line}"
+    return "" if location is None else f"  {quoted(PurePath(location.file).name)}:{location.line}"
+
+
+def quoted(text: str) -> str:
+    """Text of the user for a comment or a docstring of Python source, which it can neither end nor leave: one line,
+    escaped as in a string with double quotes."""
+    return "".join(map(_escaped, text))
+
+
+def _escaped(letter: str) -> str:
+    if letter in '\\"':
+        return f"\\{letter}"
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
 
 
 def _identifier(name: str) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import fx
 
 from lampwork.api import function_of
-from lampwork.compiled.entries import Entry
+from lampwork.compiled.function import Function
+from lampwork.compiled.stages import Compilation, Stages
 from lampwork.config import Config, using_config
 from lampwork.display import Shown
 from lampwork.errors import LampworkError, Location, OptionError
 from lampwork.graph.copying import copy_graph
+from lampwork.graph.printing import format_value, target_name
 from lampwork.plugins.arrange import SequenceStep
-from lampwork.plugins.context import BackendPasses, PassContext
+from lampwork.plugins.context import PassContext
 from lampwork.plugins.guarded import RewriteStep
 from lampwork.plugins.registry import Registered, registry
 from lampwork.plugins.switches import Switches
@@ -25,6 +27,7 @@ from lampwork.rewriting.apply.driver import Rule
 from lampwork.rewriting.language.names import nearest
 from lampwork.rewriting.language.rules import snake_case
 from lampwork.rewriting.matching.match import Match, matches, nearest_miss_in
+from lampwork.standard import operator
 from lampwork.transforms.pipeline import select_passes, tree_rules
 from lampwork.transforms.rewrites import Rewrites
 from lampwork.verdict import No
@@ -49,13 +52,15 @@ class Spot(Shown):
 class Answer(Shown):
     """What a rewrite did in one compiled version. `fired`: where it fired, or would fire if it were on. `refused`:
     matches that were not replaced, with the reason. `nearest`: if it matched nowhere, the nearest miss, with the
-    condition that failed. `off`: why it was not tried at all; "" if it was."""
+    condition that failed. `off`: why it was not tried at all; "" if it was. `trained`: of a trained version: why
+    it fires in inference only."""
 
     version: str
     fired: tuple[Spot, ...] = ()
     refused: tuple[Spot, ...] = ()
     nearest: Spot | None = None
     off: str = ""
+    trained: str = ""
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -69,22 +74,26 @@ class Answer(Shown):
         elif not self.off or self.refused or self.nearest:
             lines.append(f"{self.version}: {'it would not fire' if self.off else 'it did not fire'}")
         lines += [f"    it matched, but was not applied, at {spot}" for spot in self.refused]
+        if self.trained:
+            lines.append(f"    {self.trained}")
         if self.nearest is not None:
             nodes = "node" if self.nearest.matched == 1 else "nodes"
             lines.append(
                 f"    nearest, {self.nearest.matched} {nodes} of the pattern found, at {self.nearest}"
             )
-        elif not (self.off or self.fired or self.refused):
+        elif not (self.off or self.fired or self.refused or self.trained):
             lines.append("    nothing in the graph looks like the last operator of its pattern")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WhyNot(Shown):
-    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in."""
+    """What `why_not` found: an answer for each compiled version of a function and of what it goes on in. `none`: why
+    there is none."""
 
     rule: Rule
     answers: tuple[Answer, ...]
+    none: str = ""
 
     @property
     def fired(self) -> int:
@@ -94,7 +103,7 @@ class WhyNot(Shown):
     def __str__(self) -> str:
         head = f"rewrite {self.rule}"
         if not self.answers:
-            return f"{head}\nno version is compiled yet: call the function first"
+            return f"{head}\n{self.none}"
         return "\n".join([head, *map(str, self.answers)])
 
     def _brief(self) -> str:
@@ -105,7 +114,8 @@ class WhyNot(Shown):
 def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:
     """Explain why a rewrite did not fire in a compiled function, or show where it fired.
 
-    The passes run again on a copy of each recorded graph, up to the place of the rewrite.
+    The passes run again on a copy of each graph that they were given: that of a version, or where it is trained, those
+    of its forward and its backward.
 
     Args:
         rewrite: the result of `lampwork.rewrite`, its name, or the name of one of Lampwork's own rewrites.
@@ -119,9 +129,22 @@ def why_not(rewrite: Any, compiled: Callable[..., Any]) -> WhyNot:
     answers: list[Answer] = []
     for function in function_of(compiled).tree():
         for entry in function.entries:
-            if entry.stages.aten is not None:
-                answers.append(_answer(rule, home, entry, function.config))
-    return WhyNot(rule, tuple(answers))
+            answers += _answers(rule, home, entry.stages, function.config)
+    return WhyNot(rule, tuple(answers), "" if answers else _why_none(rule, home, function_of(compiled)))
+
+
+def _why_none(rule: Rule, home: str, function: Function) -> str:
+    """Why there is no version to look at."""
+    if _is_gone(rule, home):
+        return "it is no longer registered: register it again, then call the function"
+    if any(function.entries):
+        return f"no version of {function.name} has a graph"
+    return function.compiled.stages.why_none()
+
+
+def _is_gone(rule: Rule, home: str) -> bool:
+    item = registry().items.get(rule.name)
+    return not home and (item is None or item.rule is not rule)
 
 
 def _rule(rewrite: Any) -> tuple[Rule, str]:
@@ -150,28 +173,101 @@ def _rule(rewrite: Any) -> tuple[Rule, str]:
     )
 
 
-def _answer(rule: Rule, home: str, entry: Entry, config: Config) -> Answer:
+def _answers(rule: Rule, home: str, stages: Stages, config: Config) -> Iterator[Answer]:
+    """An answer for each graph that was compiled for a version; for backward only if there is something to say."""
+    whole = [] if stages.compilation is None else [stages.compilation]
+    forwards, backwards = stages.halves.get("forward", []), stages.halves.get("backward", [])
     off = _off(rule, home, config)
     if "no longer" in off:
-        return Answer(entry.stages.name, off=off)
+        if whole:
+            yield Answer(stages.name, off=off)
+        return
+    if stages.trained:
+        whole, forwards = [], [*whole, *forwards]
+    for name, compilations in (("", whole), (" forward", forwards), (" backward", backwards)):
+        for made in compilations:
+            seen = _rehearsed(rule, home, made.given(), made.context(), config)
+            answer = seen.answer(f"{stages.name}{name}", off)
+            told = answer.fired or answer.refused
+            if name == " forward" and not told:
+                yield replace(answer, trained=_trained(seen, stages, made, config))
+            elif told or name != " backward":
+                yield answer
+
+
+def _rehearsed(rule: Rule, home: str, graph: fx.Graph, ctx: PassContext, config: Config) -> _Rehearsal:
+    """The passes over `graph`, with the rewrite on, whether it is or not: what would happen is told too."""
     rehearsal = _Rehearsal(rule, home)
-    # Whether it is on or not: what would happen is told too.
     switches = ",".join(filter(None, [config.passes, f"+{home}" if home else "+rewrites", f"+{rule.name}"]))
     forced = replace(config, passes=switches, verify="", fuel=-1, strict=False)
+    ctx.config, ctx.fuel, ctx.numeric, ctx.selection = forced, -1, None, registry().select(switches)
     with using_config(forced):
-        rehearsal.run(copy_graph(cast(fx.Graph, entry.stages.aten)), forced, entry.stages.backend_passes)
-    fired = tuple(rehearsal.fired)
-    spots = {s.node for s in fired}
-    refused = tuple(s for s in rehearsal.refused.values() if s.node not in spots)
-    nearest = rehearsal.nearest if not fired and not refused else None
-    return Answer(entry.stages.name, fired, refused, nearest, off)
+        rehearsal.run(graph, ctx)
+    return rehearsal
+
+
+def _trained(seen: _Rehearsal, stages: Stages, forward: Compilation, config: Config) -> str:
+    """Why a rewrite fires in a graph as it was before differentiation, and not in its forward, where it was `seen`:
+    autograd has operators of its own in the place of some. "" if it would not fire there either."""
+    before = cast(fx.Graph, stages.aten)
+    inference = _rehearsed(seen.rule, seen.home, copy_graph(before), forward.context(), config)
+    known = {node.target for node in before.nodes} | {operator.getitem}
+    computed = _computed(forward.recorded)
+    told: dict[str, None] = {}
+    for node in inference.matched:
+        if node.target in seen.present:
+            continue
+        place = [node.meta.get(key) for key in ("location", "origin")]
+        instead = {
+            each.target: each
+            for each in computed
+            if each.target not in known and [each.meta.get(key) for key in ("location", "origin")] == place
+        }
+        told[_recorded_as(node, list(instead.values()))] = None
+    if inference.fired and not told:
+        return "it fires in inference only: in training autograd has other operators around it, see stages.forward"
+    return "; ".join(told)
+
+
+def _computed(forward: fx.Graph) -> list[fx.Node]:
+    """What the results of a forward are computed by, without what only prepares a tensor to be saved."""
+    output = next(iter(reversed(forward.nodes)))
+    results: Any = output.args[0]
+    needed: set[fx.Node] = set(results[: output.meta.get("n_shown", len(results))])
+    for node in reversed(forward.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in forward.nodes if node in needed and node.op == "call_function"]
+
+
+def _recorded_as(node: fx.Node, instead: Sequence[fx.Node]) -> str:
+    names = ", ".join(_plain_name(each) for each in instead) or "other operators"
+    head = f"it fires in inference only: in training {_plain_name(node)} is recorded as {names}"
+    if len(instead) != 1:
+        return f"{head}; write another rewrite for these"
+    return f"{head}; write another rewrite for {_as_text(instead[0])}"
+
+
+def _plain_name(node: fx.Node) -> str:
+    return target_name(node.target).removeprefix("aten.").rpartition(".")[0]
+
+
+def _as_text(node: fx.Node) -> str:
+    """A call in a line of algebra, whose options after the last tensor are left open."""
+    last = max((place for place, value in enumerate(node.args) if isinstance(value, fx.Node)), default=-1)
+    given = [
+        value.name if isinstance(value, fx.Node) else format_value(value) for value in node.args[: last + 1]
+    ]
+    rest = ["..."] if len(given) < len(node.args) or node.kwargs else []
+    part = "[0]" if isinstance(node.meta.get("val"), tuple) else ""
+    return f"{_plain_name(node)}({', '.join([*given, *rest])}){part}"
 
 
 def _off(rule: Rule, home: str, config: Config) -> str:
     """Why a rewrite is not tried in compilations with `config`."""
     switches = Switches.of(config.passes)
     item = registry().items.get(rule.name)
-    if not home and (item is None or item.rule is not rule):
+    if _is_gone(rule, home):
         return "it is no longer registered"
     place = home or ("" if item is None or item.place or item.sequence else Rewrites.name)
     for name in filter(None, (rule.name, place, item.sequence if item is not None else "")):
@@ -194,11 +290,18 @@ class _Rehearsal:
         self.fired: list[Spot] = []
         self.refused: dict[tuple[str, str], Spot] = {}
         self.nearest: Spot | None = None
+        self.matched: list[fx.Node] = []
+        self.present: set[Any] = set()  # the operators among which it was looked for
 
-    def run(self, graph: fx.Graph, config: Config, backend_passes: BackendPasses) -> None:
-        ctx = PassContext.of(config)
+    def answer(self, version: str, off: str) -> Answer:
+        fired = tuple(self.fired)
+        spots = {s.node for s in fired}
+        refused = tuple(s for s in self.refused.values() if s.node not in spots)
+        return Answer(version, fired, refused, None if fired or refused else self.nearest, off)
+
+    def run(self, graph: fx.Graph, ctx: PassContext) -> None:
         ctx.counting, ctx.witness = False, self._see
-        for step in select_passes(config.passes, ctx.selection, backend_passes):
+        for step in select_passes(ctx.config.passes, ctx.selection, ctx.backend_passes):
             here = self._holds(step, ctx)
             if here:
                 self._look(graph)
@@ -230,6 +333,7 @@ class _Rehearsal:
         del new
         if rule is self.rule or (self.home and rule.name == self.rule.name):
             self.fired.append(Spot(match.root.name, match.root.meta.get("location"), ""))
+            self.matched += match.nodes
 
     def _note(self, spot: Spot) -> None:
         self.refused.setdefault((spot.node, spot.text), spot)
@@ -237,6 +341,7 @@ class _Rehearsal:
     def _look(self, graph: fx.Graph) -> None:
         """What the pattern finds before the step runs: matches that the check refuses, or the nearest miss."""
         pattern: Any = self.rule.pattern
+        self.present.update(node.target for node in graph.nodes)
         for node in graph.nodes:
             if node.op != "call_function":
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,8 @@ from torch import Tensor
 from lampwork import pristine
 from lampwork.api import check_keywords, check_model, compile, function_of, make_function, original_of
 from lampwork.display import Block, Folded, Shown
-from lampwork.errors import MinifyError, OptionError
+from lampwork.errors import MinifyError, OptionError, text_of
+from lampwork.graph.printing import quoted
 from lampwork.minifying.case import Case
 from lampwork.minifying.noting import Noted, keywords_of, noting
 from lampwork.minifying.reduce import Reduction, Say
@@ -25,6 +27,7 @@ from lampwork.minifying.script import plugins, script_of
 from lampwork.plugins.registry import registry
 from lampwork.records import record
 from lampwork.testing.failing import Check, Failure, Kind, NoProgram, failure
+from lampwork.written import write_whole
 
 _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "any": ("wrong", "crash"),
@@ -54,18 +57,16 @@ class Minified(Shown):
     alone: bool
     needs: tuple[str, ...] = ()
 
-    def save(self, path: str | Path) -> None:
-        """Write the script to a file."""
-        try:
-            Path(path).write_text(self.script)
-        except OSError as error:
-            raise OptionError(
-                f"the script cannot be written to {str(path)!r}: {error.strerror}",
-                fix="give the path of a file in a folder that exists",
-            ) from None
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the script to a file.
+
+        Raises:
+            OptionError: it cannot be written there.
+        """
+        write_whole(path, self.script, "the script", OptionError)
 
     def _brief(self) -> str:
-        return f"{self.name}: {self.operators} of {self.before} operators, {self.failure}"
+        return f"{quoted(self.name)}: {self.operators} of {self.before} operators, {self.failure}"
 
     def _blocks(self) -> Iterable[Block]:
         yield self.summary()
@@ -73,7 +74,8 @@ class Minified(Shown):
 
     def summary(self) -> str:
         """What it is, without the script."""
-        text = f"{self.name}, {self.operators} of {self.before} operators, {self.tried} programs tried: {self.failure}"
+        size = f"{self.operators} of {self.before} operators, {self.tried} programs tried"
+        text = f"{quoted(self.name)}, {size}: {self.failure}"
         if self.alone:
             return text
         needs = f", such as what registers {', '.join(self.needs)}" if self.needs else ""
@@ -91,7 +93,7 @@ def minify(
     slow: float = 2.0,
     seconds: float = 300.0,
     timeout: float = 60.0,
-    imports: Sequence[str] = (),
+    imports: str | Sequence[str] = (),
     say: Say | None = None,
     **keywords: Any,
 ) -> Minified:
@@ -110,13 +112,14 @@ def minify(
         slow: for "slow": so many times as long as eager.
         seconds: after which what is found so far is given.
         timeout: seconds that one program may take to compile and run.
-        imports: modules that register the rewrites and passes that it needs, for the script. Those that this process
-            has imported are found by themselves.
+        imports: the modules, or the one, that register the rewrites and passes that it needs, for the script. Those
+            that this process has imported are found by themselves.
         say: is told of each step.
         keywords: of `lampwork.compile`.
 
     Raises:
-        OptionError: an unknown check or keyword, a time or factor that is none, a model that cannot be called.
+        OptionError: an unknown check or keyword, a time or factor that is none, a model that cannot be called, a module
+            in `imports` that cannot be imported.
         MinifyError: no graph fails, or not each time, or none can be tried.
         Exception: the model raises it in eager PyTorch.
     """
@@ -159,15 +162,19 @@ def check_of(check: str, slow: float, timeout: float, seconds: float) -> Check:
     return Check(_KINDS[check], slow, seconds=timeout)
 
 
-def minify_noted(noted: Noted, check: Check, seconds: float, imports: Sequence[str], say: Say) -> Minified:
+def minify_noted(
+    noted: Noted, check: Check, seconds: float, imports: str | Sequence[str], say: Say
+) -> Minified:
     """The smallest program of the first graph that fails.
 
     Raises:
         MinifyError: no graph fails, or not each time, or none can be tried.
+        OptionError: a module cannot be imported.
     """
     deadline = time.monotonic() + seconds
+    imports = [imports] if isinstance(imports, str) else list(imports)
     for module in imports:
-        importlib.import_module(module)
+        _import(module)
     _load()
     case, first = _failing(noted, check, say)
     state = Reduction(case, first, check, deadline, say)
@@ -178,6 +185,25 @@ def minify_noted(noted: Noted, check: Check, seconds: float, imports: Sequence[s
     alone = _fails_alone(script, state.failure, check)
     needs = () if alone else (*found.nowhere, *found.statements)
     return Minified(script, state.failure, case.name, state.case.nodes, case.nodes, state.tried, alone, needs)
+
+
+def _import(module: Any) -> None:
+    """
+    Raises:
+        OptionError: it cannot be imported.
+    """
+    try:
+        importlib.import_module(module)
+    except (
+        ImportError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # it may be no name of a module either
+        raise OptionError(
+            f"imports names {module!r}, which cannot be imported: {text_of(error)}",
+            fix="give the full names of modules as a list, and have their folder in sys.path",
+        ) from error
 
 
 def _load() -> None:
@@ -233,7 +259,7 @@ def _fails_alone(script: str, failure: Failure, check: Check) -> bool:
     """Whether it fails in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="lampwork-minify-") as folder:
         path = Path(folder) / "minified.py"
-        path.write_text(script)
+        path.write_text(script, encoding="utf-8")
         try:
             done = subprocess.run(
                 [sys.executable, str(path)],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import keyword
+import linecache
 import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from lampwork.graph.printing import to_python
+from lampwork.graph.printing import quoted, to_python
 from lampwork.minifying.case import Case, described
 from lampwork.minifying.data import literal
 from lampwork.plugins.registry import Registered, registry
@@ -30,9 +31,9 @@ def script_of(case: Case, failure: Failure, check: Check, texts: Mapping[str, st
     paths = _paths(needed.modules)
     source = to_python(case.graph).split("\n\n\n", 1)
     lines = [
-        f'"""A program that Lampwork gets wrong, cut out of {case.name}.',
+        f'"""A program that Lampwork gets wrong, cut out of {quoted(case.name)}.',
         "",
-        *_quoted(str(failure)),
+        quoted(str(failure).splitlines()[0]),
         '"""',
         "",
         *(["import base64"] if packed else []),
@@ -42,12 +43,12 @@ def script_of(case: Case, failure: Failure, check: Check, texts: Mapping[str, st
         *source[0].splitlines(),
         "",
         *(f"sys.path.append({path!r})" for path in paths),
-        *(f"import {module}  # registers rewrites or passes" for module in needed.modules),
+        *map(_import, needed.modules),
         *(["import lampwork"] if any("lampwork." in text for text in needed.statements) else []),
         "from lampwork.testing import failure",
         "",
         "",
-        *(line for text in needed.statements for line in (*text.splitlines(), "", "")),
+        *(line for text in needed.statements for line in (text, "", "")),
         *(_UNPACKED if packed else ()),
         *source[1].rstrip().splitlines(),
         "",
@@ -63,17 +64,20 @@ def script_of(case: Case, failure: Failure, check: Check, texts: Mapping[str, st
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> list[str]:
-    """Lines of a docstring."""
-    return text.replace("\\", "\\\\").replace('"', "'").splitlines()[:1]
-
-
 _UNPACKED = (
     "def unpacked(text):",
     "    return bytearray(zlib.decompress(base64.b85decode(text)))",
     "",
     "",
 )
+
+
+def _import(module: str) -> str:
+    """A statement that imports a module, whose name need not be one of Python's."""
+    parts = module.split(".")
+    plain = all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
+    made = f"import {module}" if plain else f"__import__({module!r})"
+    return f"{made}  # registers rewrites or passes"
 
 
 def _tensors(group: str, names: Sequence[str], written: Mapping[str, str]) -> list[str]:
@@ -105,6 +109,13 @@ class Plugins:
     nowhere: tuple[str, ...]
 
 
+def keep_source(script: str) -> None:
+    """Read a script before it runs, for statements of it: it may go to another folder, where its name is another
+    file's or none's. So it is kept without a time, and nobody looks whether it is still there."""
+    lines = linecache.getlines(script)
+    linecache.cache[script] = sum(map(len, lines)), None, lines, script
+
+
 def plugins() -> Plugins:
     """Where the rewrites and passes that are on come from."""
     main = _file(sys.modules.get("__main__"))
@@ -116,7 +127,7 @@ def plugins() -> Plugins:
             continue
         if file in files and file != main:
             modules[files[file]] = None
-        elif item.source is not None and (text := _statement(file, item.source.line)):
+        elif item.source is not None and (text := _statement(item.source.file, item.source.line)):
             statements[text] = None
         else:
             nowhere.append(item.name)
@@ -125,10 +136,10 @@ def plugins() -> Plugins:
 
 def _statement(file: str, line: int) -> str:
     """The statement of a file, outside of functions, that this line is part of; "" if there is none."""
+    lines = linecache.getlines(file)
     try:
-        source = Path(file).read_text()
-        body = ast.parse(source).body
-    except (OSError, SyntaxError, ValueError):
+        body = ast.parse("".join(lines)).body
+    except (SyntaxError, ValueError):
         return ""
     for each in body:
         decorators = each.decorator_list if isinstance(each, (ast.ClassDef, ast.FunctionDef)) else []
@@ -137,7 +148,7 @@ def _statement(file: str, line: int) -> str:
         if first <= line <= last:
             value = each.value if isinstance(each, (ast.Expr, ast.Assign)) else None
             registers = any(map(_registers, (value, *decorators)))
-            return "\n".join(source.splitlines()[first - 1 : last]) if registers else ""
+            return "".join(lines[first - 1 : last]).rstrip() if registers else ""
     return ""
 
 

@@ -47,7 +47,7 @@ class Scaled:
 def test_where_it_fired() -> None:
     mine = lampwork.rewrite("tanh(mul(sin(x), 2.0))", "tanh(add(sin(x), sin(x)))", name="mine")
     compiled = lampwork.compile(tanh_of_scaled)
-    assert "no version is compiled yet" in str(lampwork.why_not(mine, compiled))
+    assert "has no compiled version yet: call it once" in str(lampwork.why_not(mine, compiled))
     compiled(X)
     found = lampwork.why_not(mine, compiled)
     assert found.fired == 1
@@ -171,3 +171,18 @@ def test_the_table_of_rewrites() -> None:
     before = everything["neg(neg(x)) -> x"].hits
     lampwork.compile(lambda x: -(-x.exp()))(X)
     assert {r.name: r.hits for r in lampwork.rewrites(all=True)}["neg(neg(x)) -> x"] == before + 1
+
+
+def test_no_version_to_look_at() -> None:
+    mine = lampwork.rewrite("tanh(mul(sin(x), 2.0))", "tanh(add(sin(x), sin(x)))", name="mine")
+    compiled = lampwork.compile(tanh_of_scaled)
+    compiled(X)
+    other = lampwork.rewrite("neg(neg(x))", "x", name="other")
+    assert "with the rewrites and passes that are on now: call it once" in str(
+        lampwork.why_not(mine, compiled)
+    )
+    mine.unregister()
+    assert "it is no longer registered: register it again" in str(lampwork.why_not(mine, compiled))
+    numbers = lampwork.compile(lambda n: n + 1, dynamic=False)
+    numbers(3)
+    assert "has a graph" in str(lampwork.why_not(other, numbers))

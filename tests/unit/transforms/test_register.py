@@ -647,3 +647,30 @@ def test_runs_without_registered_things_take_no_notice(monkeypatch: pytest.Monke
     compiled(X, Y)
     assert "rewrites: 0 rewrites" in compiled.stages.passes
     run_passes(compiled.stages.aten, Config())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2 sines",
+        "<ipython-input-3>:1",
+        "sub(x, -1) -> add(x, 1)",
+        "mul(x, -inf) -> y",
+        "a, b",
+        "é",
+        'mi"st',
+        "a -b",
+    ],
+)
+def test_what_can_be_registered_can_be_named(name: str) -> None:
+    mine, other = (
+        lampwork.rewrite("neg(neg(x))", "x", name=each, enabled=False) for each in (name, "another of these")
+    )
+    for text in (f"+{name}", f" +{name} ", f"-algebra, +{name},-rewrites", f"+{name},"):
+        lampwork.compile(torch.sin, options={"passes": text})
+        assert registry().select(text).items == (mine,)
+    assert set(registry().select(f"+{name},+{other.name}").items) == {mine, other}
+
+
+def test_the_name_of_a_text_is_one_line() -> None:
+    assert lampwork.rewrite("neg(\n  neg(x))", "x\n").name == "neg( neg(x)) -> x"

@@ -14,7 +14,7 @@ its code.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lampwork.capture.model.region import Arg, Known, Kwarg, Source
+from lampwork.errors import OptionError
 from lampwork.frames import Unwatched
 from lampwork.graph.symbols import Scope, SymbolicInt
 
@@ -201,9 +202,14 @@ def mark_dynamic(
     Raises:
         IndexError: the tensor has no such dimension.
         ValueError: the current size is outside of the bounds.
+        OptionError: `tensor` is no tensor, `dim` no int or tuple of ints, a bound no int.
     """
+    dims = _dimensions("mark_dynamic", tensor, dim)
+    for name, bound in (("min", min), ("max", max)):
+        if bound is not None and type(cast(object, bound)) is not int:
+            raise OptionError(f"mark_dynamic() takes an int for {name}, got {bound!r}", fix="give a size")
     known = dict(getattr(tensor, MARKS, {}))
-    for each in (dim,) if isinstance(dim, int) else dim:
+    for each in dims:
         at = _dimension(tensor, each)
         size = tensor.shape[at]
         if (min is not None and size < min) or (max is not None and size > max):
@@ -221,10 +227,23 @@ def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) 
 
     Raises:
         IndexError: the tensor has no such dimension.
+        OptionError: `tensor` is no tensor, `dim` no int or tuple of ints.
     """
-    dims = range(tensor.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    dims = _dimensions("mark_static", tensor, () if dim is None else dim)
+    dims = range(tensor.dim()) if dim is None else dims
     known = cast("set[int]", getattr(tensor, STATIC, set[int]()))
     setattr(tensor, STATIC, known | {_dimension(tensor, each) for each in dims})
+
+
+def _dimensions(who: str, tensor: Any, dim: Any) -> tuple[int, ...]:
+    if not isinstance(tensor, torch.Tensor):
+        raise OptionError(f"{who}() takes a tensor, got {tensor!r}", fix=f"write {who}(tensor, dim)")
+    dims: tuple[Any, ...] = tuple(cast("Iterable[Any]", dim)) if isinstance(dim, Iterable) else (dim,)
+    if any(type(each) is not int for each in dims):
+        raise OptionError(
+            f"{who}() takes a dimension or several, got {dim!r}", fix="give an int or a tuple of ints"
+        )
+    return dims
 
 
 def _dimension(tensor: torch.Tensor, dim: int) -> int:

@@ -159,7 +159,7 @@ def rule(
     def build(match: Match, editor: Editor) -> Any:
         return editor.build(result, match.values)
 
-    name = name or f"{pattern} -> {replacement}"
+    name = name or " ".join(f"{pattern} -> {replacement}".split())
     return Rule(
         name,
         wanted,
