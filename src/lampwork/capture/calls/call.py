@@ -310,7 +310,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
-    elif module in natives.NATIVE_PYTHON_MODULES:
+    elif module in natives.NATIVE_PYTHON_MODULES or ours.is_of_stand_in(function, args):
         values = [interp.force(a) for a in args]
         named = {k: interp.force(v) for k, v in kwargs.items()}
         for value in (*values, *named.values()):

@@ -9,14 +9,25 @@ from typing import Any
 
 import torch
 
+from lampwork.capture.calls.builtin_calls import FunctionContext
+from lampwork.capture.calls.labels import Label
+from lampwork.capture.calls.modules import call_with_hooks
+from lampwork.capture.model.values import Generator, StandsFor
 from lampwork.capture.semantics.protocols import differs
+from lampwork.capture.semantics.repr_proxy import ReprProxy
+from lampwork.capture.semantics.sequences import ComparisonKey, Ordered
+from lampwork.graph.tracetensor import TraceTensor
 
 _PACKAGE = "lampwork"
 # What computes on tensors only: models and programs to measure and test with, and what layers call.
 _COMPUTING = ("lampwork.approximation.int8_numbers", "lampwork.bench.", "lampwork.testing.programs")
 
-# What capture has the interpreter run in the place of native methods.
-_STAND_INS = frozenset({differs})
+# What capture has the interpreter run in the place of native code and of torch's.
+_INTERPRETED = frozenset({call_with_hooks, differs})
+# What stands for the program's own objects while it is captured. Its methods come back into the interpreter themselves.
+_STAND_INS = (
+    TraceTensor, ComparisonKey, FunctionContext, Generator, Label, Ordered, ReprProxy, StandsFor,
+)  # fmt: skip
 
 
 def is_ours(home: str | None) -> bool:
@@ -27,9 +38,14 @@ def is_ours(home: str | None) -> bool:
 def is_for_eager(function: types.FunctionType, args: list[Any]) -> bool:
     """Whether a call of a Python function is one of Lampwork that no region may hold."""
     home = function.__module__
-    if not is_ours(home) or _computes(home) or function in _STAND_INS:
+    if not is_ours(home) or _computes(home) or function in _INTERPRETED or is_of_stand_in(function, args):
         return False
     return not (args and _is_method_of_layer(function, args[0]))
+
+
+def is_of_stand_in(function: types.FunctionType, args: list[Any]) -> bool:
+    """Whether a function is called as a method of what stands for an object of the program. It runs as it is."""
+    return bool(args) and isinstance(args[0], _STAND_INS) and function.__module__ == type(args[0]).__module__
 
 
 def is_made_by_eager(cls: type) -> bool:
