@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -459,3 +460,147 @@ def attributes_that_an_object_cannot_have(x, *objects):
             except (AttributeError, TypeError) as error:
                 said.append(str(error))
     return x + len(said), said
+
+
+class Named(property):
+    """A property that does not do what properties do."""
+
+    def __get__(self, obj, owner=None):
+        return self if obj is None else self.fget(obj) + 100
+
+    def __set__(self, obj, value):
+        obj.kept = value
+
+    def __delete__(self, obj):
+        obj.kept = 0
+
+
+class ByClass(classmethod):
+    def __get__(self, obj, owner=None):
+        return lambda x: x * (2 if obj is None else 3)
+
+
+class Bound:
+    __slots__ = ("held", "__dict__")
+    named = Named(lambda self: self.kept)
+    by_class = ByClass(lambda cls, x: x)
+    scaled = classmethod(functools.partial(lambda factor, x: x * factor, 4))
+    added = functools.partialmethod(lambda self, a, x: x + a, 5)
+    counted = functools.lru_cache(lambda self: 6)
+    only_here = 7
+
+    def __init__(self, held=None):
+        if held is not None:
+            self.held = held
+
+    @functools.cached_property
+    def once(self):
+        return self.only_here + 1
+
+    @property
+    def failing(self):
+        raise AttributeError("failing")
+
+
+class Rebound(Bound):
+    """Hides all that it inherits."""
+
+    named = by_class = scaled = added = counted = once = held = only_here = None
+
+    def inherited(self, x):
+        once = super().once
+        return (
+            super().by_class(x),
+            super().scaled(x),
+            super().added(x),
+            super().counted() * x,
+            once,
+            super().once,
+        )
+
+    def of_slot(self):
+        try:
+            return super().held
+        except AttributeError:
+            return "nothing"
+
+
+class Asked(Bound):
+    """Has all that it is asked for."""
+
+    def __getattr__(self, name):
+        return f"no {name}"
+
+
+@program(lambda: (X, Bound()))
+def subclasses_of_properties_and_classmethods(x, bound):
+    bound.named = 1
+    first = bound.named
+    del bound.named
+    return (
+        bound.by_class(x),
+        Bound.by_class(x),
+        bound.scaled(x),
+        first,
+        bound.named,
+        type(Bound.named).__name__,
+    )
+
+
+@program(lambda: (X, Rebound()), again=lambda: (X + 1, Rebound()))
+def super_finds_what_the_class_hides(x, bound):
+    bound.only_here = 2
+    return bound.inherited(x), bound.once, sorted(vars(bound))
+
+
+@program(lambda: (X, set_by_slot(Rebound(), 3)), again=lambda: (X, set_by_slot(Rebound(), 4)))
+def super_finds_a_slot_that_the_class_hides(x, bound):
+    return x + bound.of_slot(), bound.held
+
+
+@program(lambda: (X, Rebound()))
+def super_finds_an_empty_slot(x, bound):
+    return x + 1, bound.of_slot(), bound.held
+
+
+def set_by_slot(bound, value):
+    HELD.__set__(bound, value)
+    return bound
+
+
+HELD = vars(Bound)["held"]
+
+
+@program(lambda: (X, Asked()), again=lambda: (X, Asked(1)))
+def getattr_of_the_class_where_a_descriptor_finds_nothing(x, bound):
+    return x + 1, bound.held, bound.failing, bound.nothing, bound.only_here
+
+
+class Refused(ValueError):
+    args = "hidden"
+
+    def reasons(self):
+        return super().args, self.args, super().__class__ is super
+
+
+@program(lambda: (X,))
+def super_of_an_exception(x):
+    error = Refused(1, 2)
+    return x + 1, error.reasons()
+
+
+@program(lambda: (X, Refused(1, 2)), again=lambda: (X, Refused(3, 4)), breaks=2, regions=4)
+def super_of_an_exception_passed_in(x, error):
+    return x + 1, error.reasons()
+
+
+@program(lambda: (X, Base(3)))
+def attribute_deleted_that_the_class_has_too(x, model):
+    model.scale = 5
+    del model.scale
+    said = "deleted"
+    try:
+        del model.scale
+    except AttributeError:
+        said = "only the class has it"
+    return x * model.scale, said

@@ -158,9 +158,10 @@ def call_vars(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
 
 
 def call_super(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
-    if args:
-        cls, receiver = _all(interp, args)
-        return super(cls, receiver)
+    if args or kwargs:
+        if len(args) == 1 and not kwargs:
+            raise Break("LW103", "super() of a class alone")
+        return cast(Any, super)(*_all(interp, args), **kwargs)
     frame = interp.frames[-1]
     cell = frame.cells.get("__class__")
     if cell is None:

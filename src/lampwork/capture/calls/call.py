@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork import pristine
-from lampwork.capture.calls import accelerators, collectives, flex, natives, torch_calls, vmap
+from lampwork.capture.calls import accelerators, collectives, flex, natives, ours, torch_calls, vmap
 from lampwork.capture.calls.builtins_table import (
     ANSWERS,
     BREAKING,
@@ -34,7 +34,8 @@ from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, R
 from lampwork.capture.model.values import PLAIN, Appended, Callback, Lazy, is_constant
 from lampwork.capture.semantics import dtensors, symbolic
 from lampwork.capture.semantics.attribute_writes import store_attr
-from lampwork.capture.semantics.attributes import GETATTR, MISSING, load_attr, load_registered
+from lampwork.capture.semantics.attributes import MISSING, load_attr
+from lampwork.capture.semantics.held_state import GETATTR, load_registered
 from lampwork.capture.semantics.iteration import native_iterable
 from lampwork.capture.semantics.mappings import mapping_or_pairs
 from lampwork.capture.semantics.protocols import get_item
@@ -60,19 +61,6 @@ _ALIAS: Any = type(typing.List[int])  # noqa: UP006  (the alias of a class in Py
 _CACHED = type(functools.lru_cache(lambda: None))
 # Which argument of a class of dicts is a mapping, or an iterable of pairs.
 _MERGING: dict[type, int] = {dict: 0, collections.OrderedDict: 0, collections.defaultdict: 1}
-# What users call of Lampwork itself: it changes options, stances, counters and marks, or compiles.
-_OWN_DOORS = frozenset(
-    {
-        "lampwork.api",
-        "lampwork.backends.registry",
-        "lampwork.capture.state.asked",
-        "lampwork.capture.state.dynamic",
-        "lampwork.config",
-        "lampwork.inspect.explain",
-        "lampwork.compiled.marks",
-        "lampwork.compiled.stance",
-    }
-)
 
 
 def call(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -291,7 +279,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         return load_registered(interp, args[0], interp.force(args[1]))
     if function in BREAKING:
         raise Break(BREAKING[function], describe(function))
-    if function.__module__ in _OWN_DOORS:
+    if ours.is_for_eager(function, args):
         raise Break("LW103", describe(function))
     if function.__dict__:
         marked = torch_calls.marked(interp, function, args, kwargs)
@@ -322,7 +310,7 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     if module.startswith("torch"):
         if torch_calls.is_torch_module(module) and torch_calls.runs_native(function):
             return _native_python(interp, function, args, kwargs)
-    elif module in natives.NATIVE_PYTHON_MODULES or _is_method_of_ours(module, args):
+    elif module in natives.NATIVE_PYTHON_MODULES or ours.is_of_stand_in(function, args):
         values = [interp.force(a) for a in args]
         named = {k: interp.force(v) for k, v in kwargs.items()}
         for value in (*values, *named.values()):
@@ -341,19 +329,6 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
     elif module in torch_calls.RUN_AS_THEY_ARE or module.partition(".")[0] in _EFFECTFUL:
         raise Break("LW104", describe(function))
     return interp.call_python(function, args, kwargs)
-
-
-def _is_method_of_ours(module: str, args: Args) -> bool:
-    """Whether a function of this module of Lampwork's is called on an object of a class there.
-
-    Not of a layer: what that reads, its weights and options, may be replaced, and is guarded as any module's.
-    """
-    return (
-        module.startswith("lampwork.")
-        and len(args) > 0
-        and type(args[0]).__module__ == module
-        and not isinstance(args[0], torch.nn.Module)
-    )
 
 
 def _call_repr(interp: Interpreter, function: types.FunctionType, args: Args) -> str:
@@ -472,7 +447,7 @@ def construct(interp: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Any:
     override = OVERRIDES.get(cls)
     if override is not None:
         return override(interp, args, kwargs)
-    if cls.__module__ in _OWN_DOORS:
+    if ours.is_made_by_eager(cls):
         raise Break("LW103", describe(cls))
     if issubclass(cls, (weakref.ref, weakref.finalize)):
         raise Break("LW121", describe(cls))

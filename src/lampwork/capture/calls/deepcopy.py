@@ -11,7 +11,8 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import is_constant
-from lampwork.capture.semantics.attributes import load_attr, read_state
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.held_state import read_state
 from lampwork.capture.state.classes import is_allocated_by
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.standard import copy

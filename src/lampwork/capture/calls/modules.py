@@ -13,7 +13,8 @@ from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.errors import Break, ProgramRaised
 from lampwork.capture.model.region import DictItem
 from lampwork.capture.semantics.attribute_writes import guarded_hooks
-from lampwork.capture.semantics.attributes import load_attr, table_source
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.held_state import table_source
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

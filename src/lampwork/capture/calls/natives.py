@@ -22,7 +22,8 @@ import torch
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.model.values import CONSTANTS, PLAIN, Generator
-from lampwork.capture.semantics.attributes import has_attr, load_attr, read_state
+from lampwork.capture.semantics.attributes import has_attr, load_attr
+from lampwork.capture.semantics.held_state import read_state
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.treatment import is_of_library, is_value, slots_of, treatment
 from lampwork.capture.state.unseen import may_repeat

@@ -17,12 +17,16 @@ from lampwork.capture.model.values import Generator
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
     FUNCTION_STATE,
-    MODULE_TABLES,
-    dict_shadow,
     instance_dict,
-    is_registered,
     load_attr,
     load_instance_attr,
+)
+from lampwork.capture.semantics.held_state import (
+    MODULE_TABLES,
+    dict_shadow,
+    is_registered,
+    load_registered,
+    read_own,
 )
 from lampwork.capture.state.classes import MISSING
 from lampwork.capture.state.entries import Entry
@@ -85,14 +89,14 @@ def store_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
 def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
     """object.__setattr__ (and that of nn.Module)."""
     found, _ = interp.lookup(type(obj), name)
+    if found is not MISSING and (put := interp.python_method(type(found), "__set__")) is not None:
+        descriptor = interp.environment.known(found, f"{type(obj).__name__}.{name}")
+        interp.call(put, [descriptor, obj, value], {})
+        return
     if isinstance(found, property):
         if found.fset is None:
             found.__set__(obj, value)  # raises
         interp.call(found.fset, [obj, value], {})
-        return
-    if found is not MISSING and (put := interp.python_method(type(found), "__set__")) is not None:
-        descriptor = interp.environment.known(found, f"{type(obj).__name__}.{name}")
-        interp.call(put, [descriptor, obj, value], {})
         return
     if found is not MISSING and _has_only(interp, found, "__delete__"):
         raise AttributeError("__set__")
@@ -233,13 +237,13 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         raise Break("LW103", f"deleting {obj.__name__}.{name}")
     interp.attributes.pop((id(obj), name), None)
     found, _ = interp.lookup(type(obj), name)
+    if found is not MISSING and (remover := interp.python_method(type(found), "__delete__")) is not None:
+        interp.call(remover, [interp.environment.known(found, f"{type(obj).__name__}.{name}"), obj], {})
+        return
     if isinstance(found, property):
         if found.fdel is None:
             found.__delete__(obj)  # raises
         interp.call(found.fdel, [obj], {})
-        return
-    if found is not MISSING and (remover := interp.python_method(type(found), "__delete__")) is not None:
-        interp.call(remover, [interp.environment.known(found, f"{type(obj).__name__}.{name}"), obj], {})
         return
     if found is not MISSING and _has_only(interp, found, "__set__"):
         raise AttributeError("__delete__")
@@ -257,9 +261,12 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         del shadow[name]
         interp.attributes.clear()
         return
-    load_instance_attr(interp, obj, name)
-    if shadow is not None and not is_slot(found):
-        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")  # its class has it
+    if is_slot(found):
+        load_instance_attr(interp, obj, name)  # raises where there is nothing
+    elif read_own(interp, obj, name, entry) is MISSING:
+        if not isinstance(obj, torch.nn.Module):
+            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+        load_registered(interp, obj, name)  # likewise
     interp.effects.delete_attribute(obj, name)
     interp.attributes.clear()
 

@@ -11,16 +11,29 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Slot, Source
+from lampwork.capture.model.region import Attr, DictItem, Known, Result, Slot
 from lampwork.capture.model.values import CONSTANTS, Appended, Generator
 from lampwork.capture.semantics.dtensors import load_dtensor_attr
+from lampwork.capture.semantics.held_state import (
+    GETATTR,
+    dict_shadow,
+    guard_missing,
+    load_item,
+    load_registered,
+    read_item,
+    read_own,
+    whole_dict,
+    written_on_class,
+)
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.classes import MISSING
-from lampwork.capture.state.effects import Written, instance_dict
+from lampwork.capture.state.effects import instance_dict
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.treatment import is_slot
+from lampwork.display import Shown
 from lampwork.graph.distributed import is_dtensor
 from lampwork.graph.tracetensor import TraceTensor
+from lampwork.records import record
 from lampwork.standard import functools
 
 if TYPE_CHECKING:
@@ -49,12 +62,13 @@ _METHOD_DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 _GENERATOR_METHODS = frozenset({"__iter__", "__next__", "send", "throw", "close"})
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-# What nn.Module does when nobody has patched it.
-GETATTR: Any = vars(torch.nn.Module).get("__getattr__")
 _ENUM_GETTERS = {name: vars(enum.Enum)[name].fget for name in ("name", "value")}
 _DISTRIBUTED = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
 _CACHED_GET = vars(functools.cached_property)["__get__"]
+_PROPERTY_GET, _CLASSMETHOD_GET, _STATICMETHOD_GET = (
+    vars(kind)["__get__"] for kind in (property, classmethod, staticmethod)
+)
+_CLASSMETHODS_CHAIN = sys.version_info < (3, 13)  # they ask a descriptor that they wrap
 _CACHED_LOCKS = sys.version_info < (3, 12)  # it takes a lock, which every instance has
 # Reading these from a tensor of the region would need autograd's or the outside tensor's own state.
 _TENSOR_STATE = frozenset(
@@ -128,7 +142,7 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
                 if fallback is MISSING:
                     raise
                 return interp.call(fallback, [obj, name], {})
-        return load_instance_attr(interp, obj, name)
+        return _load_plain_attr(interp, obj, name)
     if not interp.effects.attributes and type(value) is not Appended:
         interp.attributes[key] = value
         interp.kept.append(obj)
@@ -140,46 +154,48 @@ def _has_shadow(interp: Interpreter, obj: Any) -> bool:
 
 
 def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
+    """object.__getattribute__(obj, name).
+
+    Raises:
+        AttributeError: there is none.
+    """
+    value = _found_of_instance(interp, obj, name)
+    if value is MISSING:
+        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+    return value
+
+
+def _load_plain_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     """object.__getattribute__, then `__getattr__` of the type, in this order."""
+    try:
+        value = _found_of_instance(interp, obj, name)
+    except AttributeError:
+        # Of a property, say.
+        if interp.lookup(type(obj), "__getattr__")[0] is MISSING:
+            raise
+        value = MISSING
+    return _load_by_fallback(interp, obj, name) if value is MISSING else value
+
+
+def _found_of_instance(interp: Interpreter, obj: Any, name: str) -> Any:
+    """What `object.__getattribute__` finds; MISSING if nothing."""
     kind = type(obj)
     entry = interp.environment.owner(obj)
     found, owner = interp.lookup(kind, name)
-    in_slot = isinstance(found, types.MemberDescriptorType)
-    if found is not MISSING and not in_slot and _is_data_descriptor(interp, found):
-        return _get_descriptor(interp, found, owner, obj, name, entry)
-    if entry is not None:
-        written = interp.effects.attribute(obj, name)
+    if isinstance(found, types.MemberDescriptorType):
+        written = None if entry is None else interp.effects.attribute(obj, name)
         if written is not None:
-            if written.deleted:
-                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-            if not is_registered(interp, obj, name, written.value):
-                return written.value
-            return _load_by_fallback(interp, obj, name)
-    if in_slot:
-        if entry is not None and not hasattr(entry.value, name):
-            interp.guards.add(entry.source, "missing_attr", name)
+            return MISSING if written.deleted else written.value
         return _get_descriptor(interp, found, owner, obj, name, entry)
-    # A shadow stands for the items of a container; its attributes are those of the original.
-    table = instance_dict(obj if entry is None else entry.value)
-    shadow = dict_shadow(interp, table)
-    if shadow is not None:
-        if name in shadow:
-            return shadow[name]
-        table = None
-    if table is not None and name in table:
-        if entry is None:
-            return table[name]
-        if name in MODULE_TABLES and isinstance(obj, torch.nn.Module):
-            _check_tables_are_current(interp, obj, entry)
-        return _read_item(interp, entry, table, name)
-    if entry is not None and table is not None:
-        _guard_missing(interp, entry, table, name)
-    held = _written_on_class(interp, kind, name)
+    if found is not MISSING and _is_data_descriptor(interp, found):
+        return _get_descriptor(interp, found, owner, obj, name, entry)
+    own = read_own(interp, obj, name, entry)
+    if own is not MISSING:
+        return own
+    held = written_on_class(interp, kind, name)
     if held is not None:
         return held.value
-    if found is not MISSING:
-        return _get_descriptor(interp, found, owner, obj, name, entry)
-    return _load_by_fallback(interp, obj, name)
+    return MISSING if found is MISSING else _get_descriptor(interp, found, owner, obj, name, entry)
 
 
 def _load_by_fallback(interp: Interpreter, obj: Any, name: str) -> Any:
@@ -197,28 +213,6 @@ def _load_by_fallback(interp: Interpreter, obj: Any, name: str) -> Any:
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
-def is_registered(interp: Interpreter, obj: Any, name: str, value: Any) -> bool:
-    """Whether setting an attribute puts the value into one of the tables of a module, where `__getattr__` finds it,
-    and not into its `__dict__`."""
-    if not isinstance(obj, torch.nn.Module):
-        return False
-    kind = interp.environment.python_type(interp.force(value))
-    if issubclass(kind, (torch.nn.Module, torch.nn.Parameter, torch.nn.Buffer)):
-        return True
-    return any(name in (obj.__dict__.get(table) or ()) for table in MODULE_TABLES)
-
-
-def _check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: Entry) -> None:
-    """
-    Raises:
-        Break: LW111: attributes held back belong into the tables of a module that are being read.
-    """
-    _, written = interp.effects.attributes.get(id(entry.value), (obj, {}))
-    for name, held in written.items():
-        if is_registered(interp, obj, name, held.value):
-            raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
-
-
 def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
     """hasattr(obj, name) in the region."""
     try:
@@ -228,130 +222,13 @@ def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
     return True
 
 
-def _written_on_class(interp: Interpreter, cls: type, name: str) -> Written | None:
-    """What the region wrote to this attribute of a class or of one of its bases, if that is what a read finds."""
-    if not interp.effects.attributes:
-        return None
-    for base in cls.__mro__:
-        written = interp.effects.attribute(base, name)
-        if written is not None:
-            return written
-        if name in base.__dict__:
-            return None
-    return None
-
-
 # --- instances --------------------------------------------------------------------------------------------------------
-
-
-def dict_shadow(interp: Interpreter, table: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What stands for an instance's `__dict__` once the region has looked at all of it."""
-    found = interp.environment.shadows.of_original.get(id(table))
-    return None if found is None else found.copy
-
-
-def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
-    """All of an object's instance attributes, each as the region sees it."""
-    table = instance_dict(obj)
-    entry = interp.environment.owner(obj)
-    if table is None:
-        return {}
-    if entry is None:
-        return dict(table)
-    shadow = dict_shadow(interp, table)
-    if shadow is not None:
-        return dict(shadow)
-    if id(entry.value) in interp.effects.attributes:
-        raise Break("LW111", f"{entry.name} is copied after attributes were written")
-    interp.guards.add(table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
-    return {name: _read_item(interp, entry, table, name) for name in list(table)}
-
-
-def load_item(
-    interp: Interpreter, table: dict[str, Any], source: Known, name: str, label: str, *, slow: bool
-) -> Any:
-    """What a known namespace holds under a name, guarded, be it from outside or written by the region; MISSING if
-    nothing. `slow`: its version tag says whether it has changed."""
-    shadow = dict_shadow(interp, table)
-    if shadow is not None:
-        return shadow.get(name, MISSING)
-    held = interp.effects.global_value(table, name)
-    if held is not None:
-        return MISSING if held.deleted else held.value
-    if slow:
-        interp.guards.version(table, source.name)
-    if name not in table:
-        interp.guards.add(source, "missing_key", name, slow=slow)
-        return MISSING
-    value, place = table[name], DictItem(source, name)
-    if slow or type(value) in CONSTANTS or interp.environment.is_state(value, place):
-        return interp.environment.read(value, place, label, slow=slow)
-    interp.guards.add(place, "is", value)
-    return interp.environment.known(value, label)
 
 
 def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
     """Whether a class attribute goes before what an instance has under the name."""
     kind = type(found)
     return any(interp.lookup(kind, name)[0] is not MISSING for name in ("__set__", "__delete__"))
-
-
-def table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Source:
-    """The instance dict of an outside object; of a known object it is known too, and has a version tag."""
-    if isinstance(entry.value, threading.local):
-        return Attr(entry.source, "__dict__")  # of the calling thread
-    if not entry.known:
-        return InstanceDict(entry.source)
-    found = interp.environment.tables.get(id(entry.value))
-    if found is None or found.value is not table:
-        found = interp.guards.version(table, f"{entry.name}.__dict__")
-        # Both the class and the dict of an object can be replaced.
-        interp.guards.add(entry.source, "type", type(entry.value), slow=True)
-        interp.guards.add(InstanceDict(entry.source), "is", table, slow=True)
-        interp.environment.tables[id(entry.value)] = found
-    return found
-
-
-def _read_item(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> Any:
-    source = DictItem(table_source(interp, entry, table), name)
-    return interp.environment.read(table[name], source, f"{entry.name}.{name}", slow=entry.known)
-
-
-def _guard_missing(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> None:
-    interp.guards.add(table_source(interp, entry, table), "missing_key", name, slow=entry.known)
-
-
-def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any:
-    """nn.Module.__getattr__(obj, name): a parameter, buffer or submodule.
-
-    Raises:
-        AttributeError: there is none.
-    """
-    entry = interp.environment.owner(obj)
-    if entry is None:
-        return GETATTR(obj, name)
-    table = obj.__dict__
-    written = interp.effects.attribute(obj, name)
-    if written is not None and is_registered(interp, obj, name, written.value):
-        if written.deleted:
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
-        return written.value
-    tables = table_source(interp, entry, table)
-    for kind in MODULE_TABLES:
-        items = cast("dict[str, Any] | None", table.get(kind))
-        if items is None:
-            interp.guards.add(tables, "missing_key", kind, slow=entry.known)
-            continue
-        interp.guards.add(DictItem(tables, kind), "is", items, slow=entry.known)
-        shadow = interp.environment.shadows.of_original.get(id(items))
-        if shadow is not None and name in shadow.copy:
-            return shadow.copy[name]
-        registered = interp.guards.version(items, f"{entry.name}.{kind}")
-        if name in items:
-            place = DictItem(registered, name)
-            return interp.environment.read(items[name], place, f"{entry.name}.{name}", slow=True)
-        interp.guards.add(registered, "missing_key", name, slow=True)
-    raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 
 def _is_python(found: property) -> bool:
@@ -361,10 +238,26 @@ def _is_python(found: property) -> bool:
 def _get_descriptor(
     interp: Interpreter, found: Any, owner: type, obj: Any, name: str, entry: Entry | None
 ) -> Any:
-    """What a class attribute gives when it is read through an instance."""
+    """found.__get__(obj, type(obj)), where `found` is what a class attribute of `owner` is: with super() another than
+    the one that the object's class has under the name."""
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, obj)
-    if isinstance(found, property):
+    if type(found) is enum.property:
+        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
+        function = load_attr(interp, descriptor, "fget")
+        if function is not None:
+            return interp.call(function, [obj], {})
+    getter, _ = interp.lookup(type(found), "__get__")
+    if getter is MISSING:
+        return interp.environment.known(found, f"{owner.__name__}.{name}")
+    if getter is _CACHED_GET:
+        return _get_cached(
+            interp, interp.environment.known(found, f"{owner.__name__}.{name}"), obj, name, entry
+        )
+    if isinstance(getter, types.FunctionType):
+        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
+        return interp.call(getter, [descriptor, obj, interp.environment.python_type(obj)], {})
+    if getter is _PROPERTY_GET:
         if found.fget is None:
             found.__get__(obj)  # raises
         if entry is not None and owner.__module__ in _DISTRIBUTED and not _is_python(found):
@@ -373,42 +266,90 @@ def _get_descriptor(
                 found.__get__(obj), Attr(entry.source, name), f"{entry.name}.{name}"
             )
         return interp.call(found.fget, [obj], {})
-    if isinstance(found, classmethod):
-        return types.MethodType(_wrapped(interp, found, owner, name), type(obj))
-    if isinstance(found, staticmethod):
+    if getter is _CLASSMETHOD_GET:
+        return _bound_to_class(interp, found, owner, interp.environment.python_type(obj), name)
+    if getter is _STATICMETHOD_GET:
         return _wrapped(interp, found, owner, name)
-    if type(found) is enum.property:
-        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
-        function = load_attr(interp, descriptor, "fget")
-        if function is not None:
-            return interp.call(function, [obj], {})
-    getter, _ = interp.lookup(type(found), "__get__")
-    if getter is _CACHED_GET:
-        return _get_cached(
-            interp, interp.environment.known(found, f"{owner.__name__}.{name}"), obj, name, entry
-        )
-    if isinstance(getter, types.FunctionType):
-        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
-        return interp.call(getter, [descriptor, obj, type(obj)], {})
-    if getter is not MISSING:
-        if entry is None or isinstance(found, _METHOD_DESCRIPTORS):
-            return getattr(obj, name)
-        if isinstance(obj, tuple):
-            return getattr(obj, name)  # the items of a tuple were read with it
-        value = getattr(entry.value, name)
-        if name == "__dict__":
-            return _whole_dict(interp, entry, obj, value)
-        if name == "__class__":
-            return interp.environment.python_type(obj)
-        label = f"{entry.name}.{name}"
-        if is_slot(found):
-            return interp.environment.read(value, Slot(entry.source, found), label, slow=entry.known)
+    return _get_natively(interp, found, owner, obj, name, entry)
+
+
+def _get_natively(
+    interp: Interpreter, found: Any, owner: type, obj: Any, name: str, entry: Entry | None
+) -> Any:
+    """found.__get__(obj, type(obj)) of a descriptor of native code, guarded.
+
+    Raises:
+        AttributeError: the object has nothing there.
+        Break: LW111: no guard can look at what it reads.
+    """
+    if name == "__class__":
+        return interp.environment.python_type(obj)
+    if entry is None or isinstance(found, _METHOD_DESCRIPTORS) or isinstance(obj, tuple):
+        entry = None  # the items of a tuple were read with it
+        value = found.__get__(obj, type(obj))
+    else:
+        try:
+            value = found.__get__(entry.value, type(entry.value))
+        except AttributeError:
+            interp.guards.add(entry.source, "predicate", HasNothing(found))
+            raise
+    if _is_bound(value, found, obj if entry is None else entry.value):
+        # A method of native code, such as one under functools.lru_cache.
+        return types.MethodType(interp.environment.known(value.__func__, f"{owner.__name__}.{name}"), obj)
+    if entry is None:
+        return value
+    if name == "__dict__":
+        return whole_dict(interp, entry, obj, value)
+    label = f"{entry.name}.{name}"
+    if is_slot(found):
+        return interp.environment.read(value, Slot(entry.source, found), label, slow=entry.known)
+    kind = type(obj)
+    getattribute, _ = interp.lookup(kind, "__getattribute__")
+    if interp.lookup(kind, name)[0] is found and not isinstance(getattribute, types.FunctionType):
         return interp.environment.read(value, Attr(entry.source, name), label)
-    return interp.environment.known(found, f"{owner.__name__}.{name}")
+    if not entry.known:
+        raise Break("LW111", f"{owner.__name__}.{name} of a {kind.__name__}, which has another {name},")
+    reader = functools.partial(found.__get__, entry.value, type(entry.value))
+    return interp.environment.read(value, Result(Known(reader, label)), label)
+
+
+@record
+class HasNothing(Shown):
+    """A predicate: whether a descriptor of native code finds nothing in an object."""
+
+    descriptor: Any
+
+    def __call__(self, obj: Any) -> bool:
+        try:
+            self.descriptor.__get__(obj, type(obj))
+        except AttributeError:
+            return True
+        return False
+
+
+def _is_bound(value: Any, found: Any, receiver: Any) -> bool:
+    """Whether a descriptor of native code gave a method of the receiver, made of itself or of what it wraps."""
+    return (
+        type(value) is types.MethodType
+        and value.__self__ is receiver
+        and (value.__func__ is found or value.__func__ is getattr(found, "__func__", None))
+    )
+
+
+def _bound_to_class(interp: Interpreter, found: Any, owner: type, cls: type, name: str) -> Any:
+    """What a classmethod gives."""
+    wrapped = _wrapped(interp, found, owner, name)
+    if _CLASSMETHODS_CHAIN and interp.lookup(type(wrapped), "__get__")[0] is not MISSING:
+        return _get_descriptor(interp, wrapped, owner, cls, name, _entry_of_class(cls))
+    return types.MethodType(wrapped, cls)
+
+
+def _entry_of_class(cls: type) -> Entry:
+    return Entry(cls, Known(cls, cls.__qualname__), True, cls.__qualname__)
 
 
 def _get_cached(interp: Interpreter, descriptor: Any, obj: Any, name: str, entry: Entry | None) -> Any:
-    """What a functools.cached_property gives where the instance has nothing under its name yet.
+    """What a functools.cached_property gives. Only super() comes here where the instance has something under its name.
 
     Raises:
         Break: LW103: it keeps its values under another name.
@@ -418,6 +359,15 @@ def _get_cached(interp: Interpreter, descriptor: Any, obj: Any, name: str, entry
         load_attr(interp, descriptor, "lock")
     if place != name:
         raise Break("LW103", f"a cached_property called {name} that is kept as {place}")
+    if entry is not None and _goes_first(interp, interp.lookup(type(obj), name)[0]):
+        # Asked by super(): to set the attribute would set another one.
+        whole_dict(interp, entry, obj, cast(dict[str, Any], instance_dict(entry.value)))
+        shadow = dict_shadow(interp, instance_dict(entry.value))
+        own = cast(dict[str, Any], shadow).get(name, MISSING)
+    else:
+        own = read_own(interp, obj, name, entry)
+    if own is not MISSING:
+        return own
     value = interp.call(function, [obj], {})
     shadow = dict_shadow(interp, instance_dict(obj))
     if entry is None:
@@ -428,38 +378,6 @@ def _get_cached(interp: Interpreter, descriptor: Any, obj: Any, name: str, entry
         interp.attributes.clear()
         interp.effects.write_attribute(obj, name, value)
     return value
-
-
-def _whole_dict(interp: Interpreter, entry: Entry, obj: Any, table: dict[str, Any]) -> Any:
-    """An outside object's `__dict__`. What the region wrote to attributes so far goes over into its shadow."""
-    shadow = interp.environment.shadows.of_original.get(id(table))
-    if shadow is not None:
-        return shadow.copy
-    _, written = interp.effects.attributes.get(id(entry.value), (None, {}))
-    if written and isinstance(entry.value, (torch.nn.Module, type)):
-        raise Break("LW111", f"{entry.name}.__dict__ is read after attributes were written")
-    for key in [key for key in interp.attributes if key[0] == id(obj)]:
-        del interp.attributes[key]
-    interp.environment.shadows.pending.discard(id(table))
-    of_module = interp.effects.take_globals(table)
-    name = f"{entry.name}.__dict__"
-    source = table_source(interp, entry, table)
-    if entry.known and not isinstance(entry.value, threading.local):
-        copy = interp.environment.known(table, name)
-    else:
-        copy = interp.environment.read(table, source, name)
-    in_slots = {
-        key
-        for key in written
-        if isinstance(interp.lookup(type(entry.value), key)[0], types.MemberDescriptorType)
-    }
-    of_object = [(key, written.pop(key)) for key in list(written) if key not in in_slots]
-    for key, held in (*of_object, *of_module):
-        if held.deleted or held.anew:
-            copy.pop(key, None)
-        if not held.deleted:
-            copy[key] = held.value
-    return copy
 
 
 def _wrapped(interp: Interpreter, found: Any, owner: type, name: str) -> Any:
@@ -505,14 +423,14 @@ def _load_plain_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str)
         entry = Entry(lifted.real, lifted.source, lifted.bound, lifted.name)
         table = cast(dict[str, Any], lifted.real.__dict__)
         if name == "__dict__":
-            return _whole_dict(interp, entry, tensor, table)
+            return whole_dict(interp, entry, tensor, table)
         shadow = dict_shadow(interp, table)
         if shadow is not None and name in shadow:
             return shadow[name]
         if shadow is None:
             if name in table:
-                return _read_item(interp, entry, table, name)
-            _guard_missing(interp, entry, table, name)
+                return read_item(interp, entry, table, name)
+            guard_missing(interp, entry, table, name)
     if lifted is not None and name in ("is_conj", "is_neg"):
         interp.guards.add(lifted.source, "predicate", _is_resolved)
     if found is MISSING:
@@ -595,9 +513,9 @@ def _load_enum_attr(interp: Interpreter, member: enum.Enum, name: str) -> Any:
     if shadow is not None and plain in shadow and not goes_first:
         return shadow[plain]
     if shadow is None and plain in table and not goes_first:
-        return _read_item(interp, entry, table, plain)
+        return read_item(interp, entry, table, plain)
     if shadow is None:
-        _guard_missing(interp, entry, table, plain)
+        guard_missing(interp, entry, table, plain)
     if found is MISSING:
         raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
     return _get_descriptor(interp, found, owner, member, plain, entry)
@@ -620,7 +538,7 @@ def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> 
     if entry is None:
         raise Break("LW111", "a threading.local that the region made is read")
     if name == "__dict__":
-        return _whole_dict(interp, entry, local, local.__dict__)
+        return whole_dict(interp, entry, local, local.__dict__)
     held = interp.effects.attribute(local, name)
     if held is not None and not held.deleted:
         return held.value
@@ -640,47 +558,51 @@ def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> 
 
 def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
     """type.__getattribute__(cls, name), then `__getattr__` of the metaclass."""
-    held = _written_on_class(interp, cls, name)
+    held = written_on_class(interp, cls, name)
     if held is not None:
         return held.value
-    entry = Entry(cls, Known(cls, cls.__qualname__), True, cls.__qualname__)
     of_meta, meta = interp.lookup(type(cls), name)
     if of_meta is not MISSING and _is_data_descriptor(interp, of_meta):
-        if name == "__dict__":
-            if interp.effects.attributes.get(id(cls), (cls, {}))[1]:
-                raise Break("LW111", f"{cls.__qualname__}.__dict__ is read after attributes were written")
-            return interp.environment.namespace(cls)
-        if name == "__mro__":
-            interp.environment.classes.guard_bases(cls)
-            return cls.__mro__
-        return _get_descriptor(interp, of_meta, meta, cls, name, entry)
+        return _get_from_metaclass(interp, cls, of_meta, meta, name)
     found, owner = interp.lookup(cls, name)
-    if found is MISSING:
-        return _load_meta_attr(interp, cls, name, of_meta, meta, entry)
-    if isinstance(found, classmethod):
-        return types.MethodType(_wrapped(interp, found, owner, name), cls)
-    if isinstance(found, staticmethod):
-        return _wrapped(interp, found, owner, name)
-    if isinstance(found, (types.FunctionType, property)):
-        return interp.environment.known(found, f"{cls.__name__}.{name}")
+    if found is not MISSING:
+        return _get_from_class(interp, found, owner, cls, name)
+    if of_meta is not MISSING:
+        return _get_from_metaclass(interp, cls, of_meta, meta, name)
+    fallback, _ = interp.lookup(type(cls), "__getattr__")
+    if isinstance(fallback, types.FunctionType):
+        return interp.call(fallback, [cls, name], {})
+    raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+
+
+def _get_from_class(interp: Interpreter, found: Any, owner: type, cls: type, name: str) -> Any:
+    """found.__get__(None, cls), where `found` is what a class attribute of `owner` is."""
+    label = f"{owner.__name__}.{name}"
+    if isinstance(found, types.FunctionType):
+        return interp.environment.known(found, label)
     getter, _ = interp.lookup(type(found), "__get__")
     if isinstance(getter, types.FunctionType):
-        descriptor = interp.environment.known(found, f"{owner.__name__}.{name}")
-        return interp.call(getter, [descriptor, None, cls], {})
-    value = getattr(cls, name)
+        return interp.call(getter, [interp.environment.known(found, label), None, cls], {})
+    if getter is _CLASSMETHOD_GET:
+        return _bound_to_class(interp, found, owner, cls, name)
+    if getter is _STATICMETHOD_GET:
+        return _wrapped(interp, found, owner, name)
+    value = found if getter is MISSING else found.__get__(None, cls)
     if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
         return value
     return interp.environment.known(value, f"{cls.__name__}.{name}")
 
 
-def _load_meta_attr(interp: Interpreter, cls: type, name: str, found: Any, meta: type, entry: Entry) -> Any:
-    """What only the metaclass of a class has, or makes."""
-    if found is not MISSING:
-        return _get_descriptor(interp, found, meta, cls, name, entry)
-    fallback, _ = interp.lookup(type(cls), "__getattr__")
-    if isinstance(fallback, types.FunctionType):
-        return interp.call(fallback, [cls, name], {})
-    raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+def _get_from_metaclass(interp: Interpreter, cls: type, found: Any, meta: type, name: str) -> Any:
+    """What the metaclass of a class has, or makes, under a name."""
+    if meta is type and name == "__dict__":
+        if interp.effects.attributes.get(id(cls), (cls, {}))[1]:
+            raise Break("LW111", f"{cls.__qualname__}.__dict__ is read after attributes were written")
+        return interp.environment.namespace(cls)
+    if meta is type and name == "__mro__":
+        interp.environment.classes.guard_bases(cls)
+        return cls.__mro__
+    return _get_descriptor(interp, found, meta, cls, name, _entry_of_class(cls))
 
 
 def _seen_super(interp: Interpreter, obj: super) -> super:
@@ -698,31 +620,35 @@ def _seen_super(interp: Interpreter, obj: super) -> super:
 
 
 def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
+    """What the first class after the given one in the MRO of the receiver's class has under a name."""
     view = cast(Any, _seen_super(interp, obj))
-    start, receiver = view.__thisclass__, view.__self__
+    if name == "__class__" or view.__self_class__ is None:
+        return getattr(view, name)
     interp.environment.classes.guard_bases(view.__self_class__)
     mro = view.__self_class__.__mro__
-    for base in mro[mro.index(start) + 1 :]:
-        if name not in base.__dict__:
-            # What the class inherits may lie further on, but guards its name in this one, too.
-            interp.lookup(base, name)
-            continue
-        held = _written_on_class(interp, base, name)
+    for base in mro[mro.index(view.__thisclass__) + 1 :]:
+        held = interp.effects.attribute(base, name) if interp.effects.attributes else None
         if held is not None:
             return held.value
+        # What the class inherits may lie further on, but guards its name in this one, too.
         found, _ = interp.lookup(base, name)
-        if receiver is view.__self_class__:
-            if isinstance(found, classmethod):
-                return types.MethodType(_wrapped(interp, found, base, name), receiver)
-            if isinstance(found, staticmethod):
-                return _wrapped(interp, found, base, name)
-            if isinstance(found, types.FunctionType):
-                return interp.environment.known(found, f"{base.__name__}.{name}")
-            break
-        if isinstance(found, _METHOD_DESCRIPTORS):
-            break
-        return _get_descriptor(interp, found, base, receiver, name, interp.environment.entry(receiver))
+        if name in base.__dict__:
+            return _get_by_super(interp, view, found, base, name)
     return getattr(view, name)
+
+
+def _get_by_super(interp: Interpreter, view: Any, found: Any, base: type, name: str) -> Any:
+    receiver = view.__self__
+    if receiver is view.__self_class__:
+        return _get_from_class(interp, found, base, receiver, name)
+    if isinstance(receiver, type):
+        return _get_from_metaclass(interp, receiver, found, base, name)
+    if isinstance(receiver, (types.ModuleType, enum.Enum)):
+        label = receiver.__name__ if isinstance(receiver, types.ModuleType) else str(receiver)
+        entry = Entry(receiver, Known(receiver, label), True, label)
+    else:
+        entry = interp.environment.owner(receiver)
+    return _get_descriptor(interp, found, base, receiver, name, entry)
 
 
 FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
@@ -748,15 +674,15 @@ def _load_function_attr(interp: Interpreter, function: types.FunctionType, name:
         return interp.environment.read(getattr(function, name), Attr(entry.source, name), label)
     table = function.__dict__
     if name == "__dict__":
-        return _whole_dict(interp, entry, function, table)
+        return whole_dict(interp, entry, function, table)
     shadow = dict_shadow(interp, table)
     if shadow is not None:
         if name in shadow:
             return shadow[name]
     elif name in table:
-        return _read_item(interp, entry, table, name)
+        return read_item(interp, entry, table, name)
     else:
-        _guard_missing(interp, entry, table, name)
+        guard_missing(interp, entry, table, name)
     found, _ = interp.lookup(types.FunctionType, name)
     if found is MISSING:
         raise AttributeError(f"'function' object has no attribute {name!r}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.region import Known
-from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr, load_item
+from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
+from lampwork.capture.semantics.held_state import load_item
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import PLAIN, Generator, Lazy, StandsFor
-from lampwork.capture.semantics.attributes import MISSING, read_state
+from lampwork.capture.semantics.attributes import MISSING
+from lampwork.capture.semantics.held_state import read_state
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.enumerations import guard_enumeration
 from lampwork.capture.state.treatment import is_unchanging

@@ -10,7 +10,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import CONSTANTS
-from lampwork.capture.semantics.attributes import read_state
+from lampwork.capture.semantics.held_state import read_state
 from lampwork.capture.semantics.symbolic import SYMBOLS, NumbersNeeded
 from lampwork.capture.state.unseen import may_repeat, may_repeat_hash
 from lampwork.graph.tracetensor import TraceTensor

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import CONSTANTS, PLAIN
-from lampwork.capture.semantics.attributes import load_attr, read_state
+from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.held_state import read_state
 from lampwork.capture.semantics.symbolic import fixed
 from lampwork.capture.state.treatment import is_value
 from lampwork.standard import operator

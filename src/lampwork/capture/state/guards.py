@@ -9,6 +9,8 @@ from typing import Any, cast
 from lampwork.capture.model.region import CellContents, DictItem, Guard, GuardKind, Known, Slot, Source
 from lampwork.errors import Location
 
+# The kinds whose expected values are the same where they are equal.
+_BY_VALUE = frozenset({"same", "distinct", "storage_distinct", "missing_key", "predicate"})
 # What a known object holds at a place of its own. Cells of numbers are left out, since those are often written to.
 _POINTERS: dict[GuardKind, tuple[type[CellContents] | type[Slot], ...]] = {
     "is": (CellContents, Slot),
@@ -35,9 +37,7 @@ class GuardBuilder:
 
         `slow` goes without saying where a pointer at a known place tells of every change.
         """
-        subject = (
-            expected if kind in ("same", "distinct", "storage_distinct", "missing_key") else id(expected)
-        )
+        subject = expected if kind in _BY_VALUE else id(expected)
         key = (_place(source), kind, subject)
         if key in self._seen:
             return

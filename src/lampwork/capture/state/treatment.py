@@ -137,7 +137,7 @@ def is_one_of_many(function: types.FunctionType) -> bool:
 def treatment(kind: type) -> Treatment:
     """How an outside object of this type is to be guarded: "plain" by what is read of it, "equals" by its value,
     "slots" by the values in its `__slots__`, "is" by its identity; an "opaque" one cannot be guarded at all."""
-    if issubclass(kind, _READ) or kind.__module__.partition(".")[0] in ("torch", "lampwork"):
+    if issubclass(kind, _READ) or _is_of_the_compilers(kind):
         return "plain"
     if issubclass(kind, _NUMBERS_AND_TEXTS):
         return "equals"
@@ -173,11 +173,17 @@ def slots_of(kind: type) -> list[types.MemberDescriptorType]:
 @functools.cache
 def is_unchanging(kind: type) -> bool:
     """Whether native operators and protocols read nothing of an object of this type but what never changes."""
-    if kind.__module__.partition(".")[0] in ("torch", "lampwork") or issubclass(kind, _FIXED):
+    if _is_of_the_compilers(kind) or issubclass(kind, _FIXED):
         return True
     if issubclass(kind, (*_NUMBERS_AND_TEXTS, *_VALUES, fractions.Fraction)) or _is_numpy_scalar(kind):
         return True  # The methods that a class of the program adds are no native code.
     return issubclass(kind, _THEMSELVES) and not issubclass(kind, weakref.ref)
+
+
+def _is_of_the_compilers(kind: type) -> bool:
+    """Whether a class is one of torch, or what Lampwork's C++ makes: compiled functions. Objects of its Python classes
+    are treated as those of any program."""
+    return kind.__module__.partition(".")[0] == "torch" or kind.__module__ == "lampwork._C"
 
 
 def _is_numpy_scalar(kind: type) -> bool:
