@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from functools import partial
@@ -180,6 +181,36 @@ def test_functions_that_keep_a_log_compile_equal_parts_once() -> None:
             wide = torch.randn(3, 5)
             torch.testing.assert_close(lampwork.compile(other, backend=["logs", "eager"])(wide), other(wide))
     assert len(seen) == count == 2
+
+
+LOGGER = logging.getLogger(__name__)
+
+
+def test_what_a_function_reaches_is_looked_at_in_bounds() -> None:
+    """A function that logs is one; one that reaches more than is looked at is compiled each time, and a logger is not
+    looked into."""
+    compiled = []
+
+    def counted(gm, example_inputs):
+        LOGGER.debug("compiling")
+        compiled.append(1)
+        return gm.forward
+
+    class Large:
+        def __init__(self):
+            self.values = [[number] for number in range(5000)]
+            self.made = 0
+
+        def compile(self, gm, example_inputs):
+            self.made += len(self.values) > 0
+            return gm.forward
+
+    large, model = Large(), layers(2)
+    with torch.no_grad():
+        for backend in (counted, large.compile):
+            for _ in range(2):
+                torch.testing.assert_close(lampwork.compile(model, backend=backend)(X), model(X))
+    assert len(compiled) == 1 and large.made == 2
 
 
 def test_backends_follow_collections_and_attributes_of_their_class() -> None:
