@@ -261,7 +261,8 @@ class BackendResultError(BackendError):
 
 
 class BackendWriteError(BackendError):
-    """Code that a backend compiled wrote to its inputs."""
+    """Code that a backend compiled wrote to its inputs or changed torch's settings, or a backend wrote to weights that
+    it compiled in."""
 
     code = "LW413"
 

@@ -21,8 +21,8 @@ class CallableBackend:
 
     `gm` is a GraphModule of functional ATen operators: its inputs are those of the part, then the tensors bound to it
     (parameters, buffers and what is computed from them); it returns a tuple. `example_inputs` are invented tensors of
-    the right sizes, strides and dtypes for the inputs, and the actual values of the bound tensors. The callable that
-    `function` returns is called with tensors in the same order and returns the outputs in order.
+    the right sizes, strides and dtypes, for the bound tensors too. The callable that `function` returns is called with
+    tensors in the same order and returns the outputs in order.
 
     `takes`: the operators that it is given, or a function that answers as `Backend.supports` does; None: all.
     `decompose`: as of any backend. `called`: its name, by default the function's.

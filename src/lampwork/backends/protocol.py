@@ -61,7 +61,8 @@ class Backend(Protocol):
     Optional attributes; see `Traits` for the defaults:
 
     * `bakes_weights: bool`: the compiled callable contains the values of the bound placeholders, `options.bound`, and
-      is called with the inputs only. When a weight changes, the graph is compiled again.
+      is called with the inputs only. When a weight changes, the graph is compiled again. `options.bound` shares memory
+      with the weights: to write to it is an error.
     * `min_block_size: int`: parts with fewer nodes go to the next backend.
     * `keep_ops`: operators (`torch.ops.aten.gelu`, or "aten.gelu") that no pass may replace.
     * `decompose: str`: "core": this backend is asked about torch's core ATen operators only. Others are taken apart
@@ -90,7 +91,7 @@ class Backend(Protocol):
 
         The placeholders are the inputs, then the bound tensors (`meta["bound"]`); the output is a flat tuple.
         `example_inputs` has one tensor for each argument of the compiled callable, with the sizes, strides and dtype of
-        the placeholder; the values are arbitrary.
+        the placeholder; the values are arbitrary, those of the bound tensors too.
 
         Raises:
             Exception: the graph cannot be compiled after all; it goes to the next backend.

@@ -202,7 +202,8 @@ def resolve_backends(given: Any) -> tuple[Backend, ...]:
         several = [_resolve(item) for item in cast("list[Any]", given)]
         if not several:
             raise OptionError("backend is an empty list", fix='name at least one, such as "native"')
-        return tuple(dict.fromkeys(several))
+        # A backend need not be hashable: dataclasses with fields that change are not.
+        return tuple(b for number, b in enumerate(several) if b not in several[:number])
     return (_resolve(given),)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.capture.model.region import Region
 from lampwork.config import current
-from lampwork.errors import BackendError
+from lampwork.errors import BackendError, BackendWriteError
 from lampwork.partitioning.assign import Answers
 from lampwork.partitioning.compiling import compile_graph
 from lampwork.partitioning.faults import Report, raise_fault
@@ -140,8 +140,11 @@ def start_parts(
         others = takers(part)
         if not others:
             raise error
+        again = [replace(part, backend=others[0])]
+        if isinstance(error, BackendWriteError):
+            return _Linker(again, region, observer, report, unsaid=error).chain()
         report(error, others[0].name)
-        return _Linker([replace(part, backend=others[0])], region, observer, report).chain()
+        return _Linker(again, region, observer, report).chain()
 
     def finish(program: Program) -> Any:
         try:
@@ -179,10 +182,41 @@ def _ignore(error: BackendError, instead: str, *, calling: bool = False) -> None
     """Nonsense has been reported when the parts were made."""
 
 
+class _Numbers:
+    """The numbers of a chain's values, asked for in the order in which parts run.
+
+    What is made gets a number of its own each time, so two makers of one node (a part that gives a view to another
+    part, and the tail that gives it to the caller) never share a place: who reads the node reads its last maker's.
+    """
+
+    def __init__(self, given: Sequence[fx.Node]) -> None:
+        self._numbers = {node: number for number, node in enumerate(given)}
+        self.n_given = len(given)
+        self.n_made = 0
+
+    def of(self, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
+        return tuple(self._numbers[node] for node in nodes)
+
+    def made(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
+        first = self.n_given + self.n_made
+        self.n_made += len(nodes)
+        found = tuple(range(first, first + len(nodes)))
+        self._numbers.update(zip(nodes, found, strict=True))
+        return found
+
+
 class _Linker:
     """Makes a chain of parts."""
 
-    def __init__(self, parts: Sequence[Part], region: Region, observer: Observer, report: Report) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        region: Region,
+        observer: Observer,
+        report: Report,
+        unsaid: BackendError | None = None,
+    ) -> None:
+        self.unsaid = unsaid
         self.region = region
         self.report = report
         self.observer = observer
@@ -199,38 +233,32 @@ class _Linker:
             extracted.append(self._tail_graph())
             backends.append((EagerBackend(),))
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
-        numbers = {node: i for i, node in enumerate(placeholders)}
         constants = _constants(self.graph, [inputs for _, inputs, _ in extracted])
-        for node in constants:
-            numbers[node] = len(numbers)
-        n_inputs, n_values = len(self.region.inputs), len(numbers)
-        for _, _, outputs in extracted:
-            for node in outputs:
-                numbers[node] = len(numbers)
+        n_inputs = len(self.region.inputs)
+        numbers = _Numbers((*placeholders, *constants))
+        sources = [
+            Source(
+                graph,
+                numbers.of(n for n in inputs if not is_fixed(n)),
+                numbers.of(n for n in inputs if is_fixed(n)),
+                numbers.made(outputs),
+            )
+            for graph, inputs, outputs in extracted
+        ]
+        results = numbers.of(self.results)
         weights = self._weights(placeholders[n_inputs:], constants, extracted)
         state = weights.current()
         options = CompileOptions(current())
         shown = self._shown()
-        dead = _last_uses([inputs for _, inputs, _ in extracted], self.results, numbers, n_values)
+        dead = _last_uses(sources, results, numbers.n_given)
         links: list[Link] = []
-        for i, (graph, inputs, outputs) in enumerate(extracted):
-            source = Source(
-                graph,
-                tuple(numbers[n] for n in inputs if not is_fixed(n)),
-                tuple(numbers[n] for n in inputs if is_fixed(n)),
-                tuple(numbers[n] for n in outputs),
-            )
+        for i, source in enumerate(sources):
             given = replace(options, observer=self.observer) if i == shown else options
-            runner = Runner(source, backends[i], given, state, n_inputs, self.report)
+            runner = Runner(
+                source, backends[i], given, state, n_inputs, self.report, self.unsaid if i == 0 else None
+            )
             links.append(Link(runner, source.outputs, dead[i]))
-        return Chain(
-            weights,
-            n_inputs,
-            len(numbers) - n_values,
-            tuple(links),
-            tuple(numbers[n] for n in self.results),
-            tuple(self.region.mutations),
-        )
+        return Chain(weights, n_inputs, numbers.n_made, tuple(links), results, tuple(self.region.mutations))
 
     def _shown(self) -> int:
         """The number of the part that the observer sees compiled: the largest that Lampwork compiles itself."""
@@ -330,17 +358,12 @@ def _constants(graph: fx.Graph, inputs: Sequence[Sequence[fx.Node]]) -> list[fx.
     return [n for n in graph.nodes if n in wanted]
 
 
-def _last_uses(
-    inputs: Sequence[Sequence[fx.Node]],
-    results: Sequence[fx.Node],
-    numbers: Mapping[fx.Node, int],
-    n_values: int,
-) -> list[tuple[int, ...]]:
+def _last_uses(sources: Sequence[Source], results: Sequence[int], n_given: int) -> list[tuple[int, ...]]:
     """For each part, the numbers of what parts before it made and nobody after it needs."""
-    seen = {numbers[n] for n in results}
+    seen = set(results)
     dead: list[tuple[int, ...]] = []
-    for each in reversed(inputs):
-        used = [numbers[n] for n in each if numbers[n] >= n_values]
+    for source in reversed(sources):
+        used = [number for number in (*source.inputs, *source.bound) if number >= n_given]
         dead.append(tuple(number for number in used if number not in seen))
         seen.update(used)
     return dead[::-1]

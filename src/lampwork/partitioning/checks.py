@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from lampwork import pristine
 from lampwork.errors import BackendResultError, BackendWriteError
 from lampwork.graph.spec import TensorSpec
 from lampwork.partitioning.compiling import Made
+from lampwork.partitioning.unwritten import versions_of
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root
 
@@ -38,14 +39,6 @@ class Expected:
             roots.append(numbers.setdefault(root, -1 - len(numbers)))
         layouts = tuple((spec.shape, spec.strides, spec.dtype, spec.device) for spec in specs)
         return Expected(layouts, tuple(roots))
-
-
-def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
-    """The version counters; None if a tensor has none."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:  # made under inference mode
-        return None
 
 
 def fit(results: Any, expected: Expected, copies: frozenset[int], name: str) -> list[Tensor]:
@@ -74,10 +67,12 @@ def fit(results: Any, expected: Expected, copies: frozenset[int], name: str) -> 
             raise _wrong(f"backend {name} returned output {number} on {output.device}, expected {device}")
         if output.requires_grad:
             output = output.detach()
+        if output.is_neg() or output.is_conj():
+            output = output.resolve_neg().resolve_conj()  # others read the memory as it is
         # Others have been compiled for the layout of eager PyTorch's result, and the caller can see it.
         same = output.stride() == strides
         if number in copies or not (same or _same_layout(output, strides)):
-            output = _blank(shape, strides, output).copy_(output)
+            output = _laid_out(output, strides)
         elif not same:
             output = output.as_strided(shape, strides)
         outputs[number] = output
@@ -94,11 +89,17 @@ def _same_layout(output: Tensor, strides: Sequence[int]) -> bool:
     )
 
 
-def _blank(shape: Sequence[int], strides: Sequence[int], like: Tensor) -> Tensor:
-    """Memory for a tensor; one whose elements overlap becomes one whose do not."""
-    if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
-        return pristine.empty(shape, dtype=like.dtype, device=like.device)
-    return pristine.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+def _laid_out(output: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A copy with exactly these strides, whatever they are. Of elements that share a place one is taken: those that
+    the graph puts in one place are equal."""
+    shape = output.shape
+    repeated = [
+        dim for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)) if size and not stride
+    ]
+    for dim in repeated:  # torch refuses to write to what is expanded
+        output = output.narrow(dim, 0, 1)
+    memory = pristine.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device)
+    return memory.copy_(output).as_strided(shape, strides)
 
 
 def _text(dtype: torch.dtype, shape: Sequence[int]) -> str:
@@ -126,13 +127,22 @@ def checked_run(
 
     Raises:
         BackendResultError: as `fit`.
-        BackendWriteError: an input has another value than before.
+        BackendWriteError: an input has another value than before, or a setting of this thread, which is put back.
         Exception: what `call` raises.
     """
     copied = len(tensors) if not made.seen else n_inputs
     copies = [*map(_copy, tensors[:copied]), *tensors[copied:]]
-    before = versions_of(copies)
-    results = call(copies)
+    before, settings = versions_of(copies), _settings()
+    try:
+        results = call(copies)
+    finally:
+        left = _settings()
+        _restore(settings)
+    if left != settings:
+        raise BackendWriteError(
+            f"backend {name} changed torch's settings in a call: {_changed(settings, left)}",
+            fix="have it put back what it sets, or use a context manager such as torch.no_grad()",
+        )
     if versions_of(copies) != before or not all(map(_same, copies[:copied], tensors)):
         raise BackendWriteError(
             f"backend {name} wrote to its inputs", fix="have it copy what it writes to: graphs are functional"
@@ -144,6 +154,26 @@ def checked_run(
     made.seen = tuple(outputs) if made.checks else ()
     # They may lie in the copies, or in what the second run shows to be used again.
     return fit([output.clone() for output in outputs], expected, frozenset(), name)
+
+
+def _settings() -> dict[str, Any]:
+    """What torch is told in this thread, and programs would notice."""
+    return {
+        "grad mode": pristine.is_grad_enabled(),
+        "the number of threads": pristine.get_num_threads(),
+        "autocast on the CPU": pristine.is_autocast_enabled("cpu"),
+    }
+
+
+def _restore(settings: Mapping[str, Any]) -> None:
+    if settings != _settings():
+        torch._C._set_grad_enabled(settings["grad mode"])
+        pristine.set_num_threads(settings["the number of threads"])
+        pristine.set_autocast_enabled("cpu", settings["autocast on the CPU"])
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} is {after[k]}, was {v}" for k, v in before.items() if after[k] != v)
 
 
 def _copy(tensor: Tensor) -> Tensor:

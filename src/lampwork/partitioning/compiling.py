@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -21,6 +22,7 @@ from lampwork.errors import (
     BackendCompileError,
     BackendError,
     BackendTimeoutError,
+    BackendWriteError,
     LampworkError,
     Location,
     text_of,
@@ -34,6 +36,7 @@ from lampwork.graph.within import devices_cast
 from lampwork.lasting import lasting
 from lampwork.locks import new_lock
 from lampwork.partitioning.identity import identity, note_changes, settings
+from lampwork.partitioning.unwritten import leaving
 from lampwork.recent import Recent
 from lampwork.records import record
 from lampwork.rewriting.schema import packet_name
@@ -145,7 +148,7 @@ def compile_graph(
     scope = scope_of(graph)
     what = (structural_hash(graph), options.config, options.mutations, scope and scope.state)
     before = settings(backend)
-    slot = _cache.slot((identity(backend), what))
+    slot = _cache.slot((identity(backend, before), what))
     with slot.lock:
         if slot.made is not None and slot.made.fault is None:
             if scope is not None and (demands := slot.made.demands) is not None:
@@ -174,7 +177,7 @@ def compile_graph(
             raise
         finally:
             note_changes(backend, before)
-            _cache.put((identity(backend), what), slot)
+            _cache.put((identity(backend, before), what), slot)
         return slot.made
 
 
@@ -186,13 +189,20 @@ def _compile(
         if traits.trusted:
             return Made(backend.compile(graph, (), options))
         if traits.bakes_weights:
-            options, bound = replace(options, bound=tuple(tensor.detach() for tensor in bound)), ()
-        examples = example_inputs(graph, bound)
+            options = replace(options, bound=tuple(tensor.detach() for tensor in bound))
+        examples = example_inputs(graph, weights=not traits.bakes_weights)
+
+        def work() -> Any:
+            return backend.compile(copy_graph(graph), examples, options)
+
         seconds = options.config.backend_timeout
-        compiled: Any = in_thread(lambda: backend.compile(copy_graph(graph), examples, options), seconds)
+        compiled: Any = in_thread(lambda: leaving(options.bound, work, backend.name), seconds)
     except BackendError as error:
         if traits.trusted or error.location is not None:
             raise
+        if isinstance(error, BackendWriteError):
+            cause = f"{error.cause}, compiling {described(graph)}"
+            raise BackendWriteError(cause, fix=error.fix, location=place_of(graph)) from error
         cause = f"backend {backend.name} failed: {error.cause}, compiling {described(graph)}"
         placed = BackendCompileError(cause, fix=error.fix, location=place_of(graph), code=error.code)
         raise placed from error
@@ -249,26 +259,54 @@ def described(graph: fx.Graph) -> str:
     return (", ".join(named) or "a graph without operators") + more + where
 
 
-def example_inputs(graph: fx.Graph, bound: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors made up for the inputs of a graph, then `bound`; they require grad where the graph's do."""
+def example_inputs(graph: fx.Graph, weights: bool = True) -> list[Tensor]:
+    """Tensors made up for the inputs of a graph, then for its bound placeholders if `weights` are asked for; they
+    require grad where the graph's do.
+
+    They are never the weights themselves: what is compiled serves equal graphs with other weights, and a backend that
+    writes to its examples must destroy nothing.
+    """
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    made = [_example(node.meta["val"]) for node in nodes if not node.meta.get("bound")]
+    made: list[Tensor] = []
     with lasting():
-        given = [tensor.detach() for tensor in bound]
-        for node, tensor in zip(nodes, (*made, *given), strict=False):
-            if node.meta["val"].requires_grad and not tensor.is_inference():
-                tensor.requires_grad_()
-    return [*made, *given]
+        for node in nodes:
+            spec = cast(TensorSpec, node.meta["val"])
+            if not node.meta.get("bound"):
+                made.append(_example(spec))
+            elif weights:
+                made.append(_unwritten(spec))
+            else:
+                continue
+            if spec.requires_grad:
+                made[-1].requires_grad_()
+    return made
 
 
 def _example(spec: TensorSpec) -> Tensor:
     """Ones, or zeros where they may be indices, with this shape, layout and dtype."""
-    sizes, strides = [int(size) for size in spec.shape], [int(stride) for stride in spec.strides]
     fill = 0 if spec.dtype in (torch.int32, torch.int64) else 1
-    extent = 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    with lasting():
-        memory = pristine.full((extent,), fill, dtype=spec.dtype, device=spec.device)
-        return memory.as_strided(sizes, strides)
+    memory = pristine.full((_extent(spec),), fill, dtype=spec.dtype, device=spec.device)
+    return memory.as_strided(_numbers(spec.shape), _numbers(spec.strides))
+
+
+def _unwritten(spec: TensorSpec) -> Tensor:
+    """Zeros with this shape, layout and dtype. Weights are large: on the CPU no memory is taken until it is written."""
+    if spec.device.type == "cpu":
+        pages: Any = np.zeros(_extent(spec) * spec.dtype.itemsize, np.uint8)
+        memory = pristine.from_dlpack(pages).view(spec.dtype)
+    else:
+        memory = pristine.zeros((_extent(spec),), dtype=spec.dtype, device=spec.device)
+    return memory.as_strided(_numbers(spec.shape), _numbers(spec.strides))
+
+
+def _extent(spec: TensorSpec) -> int:
+    """How many elements the memory of a tensor has."""
+    sizes, strides = _numbers(spec.shape), _numbers(spec.strides)
+    return 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def _numbers(indices: Sequence[Any]) -> list[int]:
+    return [int(index) for index in indices]
 
 
 _EXPIRED = "the time is up"

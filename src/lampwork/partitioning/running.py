@@ -13,9 +13,10 @@ from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.errors import BackendError, BackendRunError, BackendWriteError, text_of
 from lampwork.graph.interpret import run_graph
 from lampwork.locks import new_lock
-from lampwork.partitioning.checks import Expected, checked_run, fit, versions_of
-from lampwork.partitioning.compiling import Made, compile_graph, described, place_of
+from lampwork.partitioning.checks import Expected, checked_run, fit
+from lampwork.partitioning.compiling import Made, again, compile_graph, described, place_of
 from lampwork.partitioning.faults import Report
+from lampwork.partitioning.unwritten import versions_of
 from lampwork.partitioning.weights import State
 from lampwork.records import record
 from lampwork.runtime import Executable
@@ -58,12 +59,23 @@ class Runner:
         state: the bound tensors and constants now.
         n_inputs: how many values come before those of `state`.
         report: is told of faults.
+        unsaid: what is to be raised on the first call, whoever runs it: weights were destroyed by compiling.
 
     Raises:
         BackendError: as `report` does.
     """
 
-    __slots__ = ("_backends", "_built", "_expected", "_lock", "_n_inputs", "_options", "_report", "source")
+    __slots__ = (
+        "_backends",
+        "_built",
+        "_expected",
+        "_lock",
+        "_n_inputs",
+        "_options",
+        "_report",
+        "_unsaid",
+        "source",
+    )
 
     def __init__(
         self,
@@ -73,12 +85,14 @@ class Runner:
         state: State,
         n_inputs: int,
         report: Report,
+        unsaid: BackendError | None = None,
     ) -> None:
         self.source = source
         self._backends = [*backends, EagerBackend()]
         self._options = options
         self._n_inputs = n_inputs
         self._report = report
+        self._unsaid = unsaid
         self._lock = new_lock()
         self._expected = Expected.of(source.graph)
         self._built = self._build(state)
@@ -92,12 +106,14 @@ class Runner:
         """The part's outputs for the chain's `values`.
 
         Raises:
-            BackendError: what the backend compiled wrote to its inputs after it had not on the first calls; or what
-                `report` raises.
+            BackendError: what the backend compiled wrote to its inputs after it had not on the first calls, or it
+                wrote to weights while it compiled them; or what `report` raises.
         """
         built = self._built
-        if built.generation >= 0 and built.generation != state.generation:
+        if built.made.fault is not None or (built.generation >= 0 and built.generation != state.generation):
             built = self._renew(state)
+        if self._unsaid is not None:
+            self._say()
         tensors = [values[i] for i in built.numbers]
         if not built.checked:
             return built.call(tensors)
@@ -110,7 +126,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001  (foreign code may raise anything)
             return self._failed(built, error, tensors, values, state)
         if before is not None and before != versions_of(tensors):
-            raise self._fatal(built)
+            raise self._fatal(built, state)
         return outputs
 
     def _checked(
@@ -143,8 +159,9 @@ class Runner:
         self._drop(built, self._placed(error), state)
         return outputs
 
-    def _fatal(self, built: _Built) -> BackendError:
-        """A tensor of the caller's has been written to: nothing can make that good."""
+    def _fatal(self, built: _Built, state: State) -> BackendError:
+        """A tensor of the caller's has been written to: nothing can make that good. Later calls run the next backend's
+        code."""
         error = self._placed(
             BackendWriteError(
                 f"backend {built.backend.name} wrote to its inputs, which it had not done on the first calls; "
@@ -152,9 +169,21 @@ class Runner:
                 fix=f"leave {built.backend.name} out of the backends, or have it copy what it writes to",
             )
         )
-        built.made.fault = error
+        with self._lock:
+            built.made.fault = error
+            if self._built is built:
+                self._backends = [b for b in self._backends if b is not built.backend]
+                self._built = self._build(state)
         self._report(error, "", calling=True)
         return error
+
+    def _say(self) -> None:
+        """Raise, once, what compiling did."""
+        with self._lock:
+            error, self._unsaid = self._unsaid, None
+        if error is not None:
+            self._report(error, "", calling=True)
+            raise error
 
     def _placed(self, error: BackendError) -> BackendError:
         """The error with the nodes and the user's line."""
@@ -177,8 +206,10 @@ class Runner:
         return self._backends[0].name
 
     def _renew(self, state: State) -> _Built:
-        """What holds for changed weights."""
+        """What holds for changed weights, or after a fault in another part or thread that shares the compiled code."""
         with self._lock:
+            while (fault := self._built.made.fault) is not None:
+                self._drop(self._built, again(fault, place_of(self.source.graph)), state)
             if self._built.generation not in (-1, state.generation):
                 self._built = self._build(state, self._built.made)
             return self._built
@@ -193,6 +224,11 @@ class Runner:
                 if before is None or traits.bakes_weights:
                     before = compile_graph(backend, self.source.graph, self._options, bound)
                 return self._linked(backend, traits, before, bound, state)
+            except BackendWriteError as error:
+                # A warning is not enough: it is raised on the next call.
+                self._unsaid = error
+                del self._backends[0]
+                before = None
             except BackendError as error:
                 if len(self._backends) == 1:
                     raise

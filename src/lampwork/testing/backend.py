@@ -32,8 +32,16 @@ from lampwork.plugins.fingerprint import content_hash
 from lampwork.records import record
 from lampwork.standard import functools
 from lampwork.testing.alone import Alone, operators_alone
-from lampwork.testing.compare import difference, exact_result
-from lampwork.testing.programs import Program, blocks, edge_programs, network, randn, standard_programs
+from lampwork.testing.compare import bits_difference, difference, exact_result
+from lampwork.testing.programs import (
+    Program,
+    blocks,
+    edge_programs,
+    network,
+    randn,
+    sharing_programs,
+    standard_programs,
+)
 from lampwork.testing.report import Failed, Report, conclude, run_checks
 from lampwork.verdict import No, Verdict, as_verdict
 
@@ -117,11 +125,14 @@ class Battery:
             self.known.append(operators_alone([graph for watched in seen for graph in watched.graphs]))
         return self.known[0]
 
-    def run(self, program: Program, watched: Watched | None = None, calls: int = 2) -> Watched:
-        """Run a program compiled with the backend, several times; each call must do what eager does."""
+    def run(
+        self, program: Program, watched: Watched | None = None, calls: int = 2, rest: str = "eager"
+    ) -> Watched:
+        """Run a program compiled with the backend, and with `rest` for what it does not take, several times; each call
+        must do what eager does."""
         watched = watched or Watched(self.backend)
         with _strict():
-            compiled = compile(program.fn, backend=cast(Backend, watched))
+            compiled = compile(program.fn, backend=[cast(Backend, watched), rest])
             for _ in range(calls):
                 self.call(program, compiled)
         if watched.faults:
@@ -132,14 +143,42 @@ class Battery:
         given, ours, reference = program.inputs(), program.inputs(), program.inputs()
         with torch.no_grad():
             eager = program.fn(*given)
-            got = compiled(*ours)
+            before = _settings()
+            try:
+                got = compiled(*ours)
+            finally:
+                left = _restored(before)
+        if left:
+            raise Failed(f"{program.name}: the call left {left}")
         text = difference(got, eager, exact_result(program.fn, reference))
+        if program.exact and not text:
+            text = bits_difference(got, eager)
         if text:
             raise Failed(f"{program.name}: {text}")
         text = difference(ours, given)
         if text:
             raise Failed(f"{program.name}: the arguments after the call: {text}")
         return got
+
+
+def _settings() -> dict[str, Any]:
+    """What torch is told, in this thread or at all."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "the default dtype": torch.get_default_dtype(),
+    }
+
+
+def _restored(before: dict[str, Any]) -> str:
+    """The settings that differ from those of before; they are put back."""
+    now = _settings()
+    changed = [f"{name} at {now[name]}, not {before[name]}" for name in before if now[name] != before[name]]
+    if changed:
+        torch.set_grad_enabled(before["grad mode"])
+        torch.set_num_threads(before["the number of threads"])
+        torch.set_default_dtype(before["the default dtype"])
+    return ", ".join(changed)
 
 
 @contextlib.contextmanager
@@ -224,7 +263,8 @@ def _answers(battery: Battery) -> str:
 def _partitions(battery: Battery) -> str:
     """Right whichever of the nodes it takes: parts come in all shapes."""
     count = 0
-    for program in battery.programs:
+    cases = [*((program, "eager") for program in battery.programs)]
+    for program, rest in (*cases, *((program, "native") for program in sharing_programs())):
         for seed in range(4):
             chooser = random.Random(seed)
             chosen: dict[str, bool] = {}
@@ -234,7 +274,7 @@ def _partitions(battery: Battery) -> str:
             ) -> bool:
                 return chosen.setdefault(node.name, chooser.random() < 0.5)
 
-            battery.run(program, Watched(battery.backend, refuse), calls=1)
+            battery.run(program, Watched(battery.backend, refuse), calls=1, rest=rest)
             count += 1
     return f"{count} partitions"
 

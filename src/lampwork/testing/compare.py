@@ -77,6 +77,18 @@ def difference(
     return ""
 
 
+def bits_difference(got: Any, eager: Any) -> str:
+    """How floating-point results differ from eager's in any bit, but for the bits of a nan; "" if they do not."""
+    pairs = zip(leaves(got, Tensor), leaves(eager, Tensor), strict=True)
+    for number, (mine, other) in enumerate(pairs):
+        differ = (mine != other) | (torch.signbit(mine) != torch.signbit(other))
+        differ &= ~(torch.isnan(mine) & torch.isnan(other))
+        if differ.any():
+            a, b = mine[differ][0].item(), other[differ][0].item()
+            return f"result {number}: {int(differ.sum())} of {differ.numel()} elements differ, {a} where eager has {b}"
+    return ""
+
+
 def _tensor_difference(
     mine: Tensor, other: Tensor, truth: Tensor | None, strides: bool, tolerance: float
 ) -> str:

@@ -16,11 +16,13 @@ Make = Callable[[], tuple[Any, ...]]
 
 @record
 class Program:
-    """A function or module, and what makes fresh inputs for it (equal ones each time)."""
+    """A function or module, and what makes fresh inputs for it (equal ones each time). `exact`: its operators have one
+    right answer, to the sign of a zero and the last bit of a denormal."""
 
     name: str
     fn: Callable[..., Any]
     inputs: Make
+    exact: bool = False
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -102,6 +104,49 @@ def _random(x: Tensor) -> Tensor:
 
 def _casts(x: Tensor, n: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return x.double() * n, (x + b).to(torch.int32), n / 2, x.half().float() + 1, b | (n > 0)
+
+
+def _options(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Operators with an option that is not the default, beside one with the default."""
+    return (
+        torch.add(x, y, alpha=2) + torch.add(x, y),
+        torch.sub(x, y, alpha=3) - torch.sub(x, y),
+        torch.rsub(x, y, alpha=2),
+        torch.addmm(x, x, y, beta=2, alpha=3) + torch.addmm(x, x, y),
+        F.gelu(x, approximate="tanh") * F.gelu(x),
+        torch.div(x, y, rounding_mode="floor") + torch.div(x, y, rounding_mode="trunc"),
+        x.var(0, correction=0) + x.var(0, correction=2),
+        x.sum(1, dtype=torch.float64),
+        x.sum(0, keepdim=True) + x.sum(0),
+        F.softplus(x, beta=2.0) + F.leaky_relu(x, 0.3) + F.elu(x, 0.5),
+    )
+
+
+def _whole(n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+    return n + m, n * 3 - 1, -n, n.abs(), torch.where(n > m, n, m), n.sum(0), n.t() + 1
+
+
+def _tiny(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Operators that are rounded once, or not at all."""
+    return x * y, -x, x + x, x.abs(), x / 2, x - y, torch.where(x > y, x, y), torch.cat([x, y]).t()
+
+
+def _view_read_further(x: Tensor) -> tuple[Tensor, ...]:
+    v = x.view(-1)
+    return v, x.t(), v + 1, torch.relu(x.t())
+
+
+def _result_read_further(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.relu(x + 1)
+    v = y.view(-1)
+    return y, v[1:], v * 2, y.t() + x.t(), v
+
+
+def _one_place(x: Tensor) -> tuple[Tensor, ...]:
+    """Views in which elements share a place."""
+    row = (x + 1).sum(0, keepdim=True)
+    wide, windows = row.expand(4, 8), torch.relu(x).unfold(1, 3, 1)
+    return wide * 2 + x, windows * 0.5, wide, windows.sum(-1), row.expand(2, 1, 8).abs()
 
 
 class _Network(nn.Module):
@@ -188,6 +233,16 @@ def standard_programs() -> tuple[Program, ...]:
         Program("convolutions", conv, lambda: (randn(2, 3, 8, 8),)),
         Program("attention", attention, lambda: (randn(2, 6, 16),)),
         Program("random numbers", _random, lambda: (randn(4, 8),)),
+        Program("options", _options, lambda: (randn(8, 8), randn(8, 8, seed=1))),
+    )
+
+
+def sharing_programs() -> tuple[Program, ...]:
+    """Results that share memory, or whose elements do, and that other operators read."""
+    return (
+        Program("views of an argument", _view_read_further, lambda: (randn(4, 8),)),
+        Program("views of a result", _result_read_further, lambda: (randn(4, 8),)),
+        Program("elements in one place", _one_place, lambda: (randn(4, 8),)),
     )
 
 
@@ -215,6 +270,7 @@ def edge_programs() -> dict[str, tuple[Program, ...]]:
                 Program(str(dtype).removeprefix("torch."), _pointwise, _pair(dtype))
                 for dtype in (torch.float64, torch.float16, torch.bfloat16)
             ),
+            *(Program(f"large {dtype}", _whole, _large_pair(dtype)) for dtype in (torch.int64, torch.int32)),
         ),
         "layouts": (
             Program("transposed", _pointwise, lambda: (randn(8, 4).t(), randn(4, 8, seed=1))),
@@ -222,7 +278,10 @@ def edge_programs() -> dict[str, tuple[Program, ...]]:
             Program("expanded", _pointwise, lambda: (randn(1, 8).expand(4, 8), randn(4, 8, seed=1))),
             Program("with an offset", _pointwise, lambda: (randn(5, 8)[1:], randn(4, 8, seed=1))),
         ),
-        "special numbers": (Program("nan, infinity, -0.0", _pointwise, _special_pair),),
+        "special numbers": (
+            Program("nan, infinity, -0.0", _pointwise, _special_pair),
+            Program("zeros and denormals", _tiny, _tiny_pair, exact=True),
+        ),
     }
 
 
@@ -235,3 +294,15 @@ def _special_pair() -> tuple[Tensor, Tensor]:
     x[0, :5] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-42])
     y[0, :5] = torch.tensor([1.0, -2.0, 0.0, -0.0, 3e38])
     return x, y
+
+
+def _large_pair(dtype: torch.dtype) -> Make:
+    """Integers between those that float32, and for int64 float64, can hold."""
+    base = (1 << 53) + 1 if dtype is torch.int64 else (1 << 24) + 1
+    return lambda: (randn(4, 3, dtype=dtype) * 2 + base, randn(4, 3, seed=1, dtype=dtype) * 2 - base)
+
+
+def _tiny_pair() -> tuple[Tensor, Tensor]:
+    values = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 3e-42, -3e-42, 1.2e-38, -2.0], dtype=torch.float64)
+    values = values.float()
+    return values.repeat(8, 1), values.flip(0).repeat(8, 1).t().contiguous()

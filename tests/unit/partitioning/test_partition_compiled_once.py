@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -110,6 +112,142 @@ def test_a_class_with_other_code_compiles_anew(monkeypatch) -> None:
             lambda self, graph, inputs, options: lambda *t: [-out for out in run_graph(graph, t)],
         )
         torch.testing.assert_close(lampwork.compile(model, backend=Stateless)(X), model[1](-model[0](X)))
+
+
+SCALE = 1.0
+
+
+def test_functions_follow_what_they_reach(monkeypatch) -> None:
+    """A global, what is closed over, the attributes of an object: also of what a function calls."""
+    box = {"scale": 1.0}
+
+    def scaled(gm, scale):
+        return lambda *tensors: [out * scale for out in gm.forward(*tensors)]
+
+    def with_global(gm, example_inputs):
+        return scaled(gm, SCALE)
+
+    def with_cell(gm, example_inputs):
+        return scaled(gm, box["scale"])
+
+    def calls_another(gm, example_inputs):
+        return with_cell(gm, example_inputs)
+
+    class Owner:
+        scale = 1.0
+
+        def compile(self, gm, example_inputs):
+            return scaled(gm, self.scale)
+
+        def __call__(self, gm, example_inputs):
+            return self.compile(gm, example_inputs)
+
+    owner, model = Owner(), layers(1)
+    backends = [with_global, with_cell, calls_another, owner.compile, owner, partial(scaled_by, box)]
+    for scale in (1.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        box["scale"] = owner.scale = scale
+        for backend in backends:
+            with torch.no_grad():
+                want = model(X) * scale
+                torch.testing.assert_close(lampwork.compile(model, backend=backend)(X), want)
+    Owner.scale = 5.0
+    fresh = Owner()
+    with torch.no_grad():
+        torch.testing.assert_close(lampwork.compile(model, backend=fresh.compile)(X), model(X) * 5)
+        Owner.scale = 6.0
+        torch.testing.assert_close(lampwork.compile(model, backend=fresh.compile)(X), model(X) * 6)
+
+
+def scaled_by(box, gm, example_inputs):
+    scale = box["scale"]
+    return lambda *tensors: [out * scale for out in gm.forward(*tensors)]
+
+
+def test_functions_that_keep_a_log_compile_equal_parts_once() -> None:
+    seen, count = [], 0
+
+    def logs(gm, example_inputs):
+        nonlocal count
+        count += 1
+        seen.append(gm)
+        return gm.forward
+
+    lampwork.register_backend("logs", logs, supports=["aten.linear"])
+    model, other = layers(6), layers(3, 5)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(lampwork.compile(model, backend=["logs", "eager"])(X), model(X))
+            wide = torch.randn(3, 5)
+            torch.testing.assert_close(lampwork.compile(other, backend=["logs", "eager"])(wide), other(wide))
+    assert len(seen) == count == 2
+
+
+LOGGER = logging.getLogger(__name__)
+
+
+def test_what_a_function_reaches_is_looked_at_in_bounds() -> None:
+    """A function that logs is one; one that reaches more than is looked at is compiled each time, and a logger is not
+    looked into."""
+    compiled = []
+
+    def counted(gm, example_inputs):
+        LOGGER.debug("compiling")
+        compiled.append(1)
+        return gm.forward
+
+    class Large:
+        def __init__(self):
+            self.values = [[number] for number in range(5000)]
+            self.made = 0
+
+        def compile(self, gm, example_inputs):
+            self.made += len(self.values) > 0
+            return gm.forward
+
+    large, model = Large(), layers(2)
+    with torch.no_grad():
+        for backend in (counted, large.compile):
+            for _ in range(2):
+                torch.testing.assert_close(lampwork.compile(model, backend=backend)(X), model(X))
+    assert len(compiled) == 1 and large.made == 2
+
+
+def test_backends_follow_collections_and_attributes_of_their_class() -> None:
+    class Scaled(Linear):
+        factor = 1.0
+
+        def __init__(self):
+            super().__init__()
+            self.options = {"scale": 1.0, "names": ["a"]}
+
+        def compile(self, graph, example_inputs, options):
+            self.compiled += 1
+            scale = self.options["scale"] * self.factor
+            return lambda *tensors: [out * scale for out in run_graph(graph, tensors)]
+
+    backend, model = Scaled(), layers(1)
+
+    def check(factor):
+        with torch.no_grad():
+            want = model[1](model[0](X) * factor)
+            torch.testing.assert_close(lampwork.compile(model, backend=backend)(X), want)
+
+    check(1)
+    backend.options["scale"] = 2.0
+    check(2)
+    Scaled.factor = 3.0
+    check(6)
+    check(6)
+    assert backend.compiled == 3
+
+
+def test_what_contains_itself_is_no_setting() -> None:
+    backend, model = Linear(), layers(1)
+    backend.itself = []
+    backend.itself.append(backend.itself)
+    with torch.no_grad():
+        torch.testing.assert_close(lampwork.compile(model, backend=backend)(X), model(X))
 
 
 def test_threads_compile_once() -> None:

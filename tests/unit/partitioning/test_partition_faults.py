@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 
@@ -17,6 +18,7 @@ from lampwork.errors import (
     BackendTimeoutError,
     BackendWriteError,
 )
+from lampwork.graph.interpret import run_graph
 
 aten = torch.ops.aten
 
@@ -65,12 +67,14 @@ class Named(torch.Tensor):
 class Late:
     """Right for three calls."""
 
+    RIGHT = 3
+
     def __init__(self, then):
         self.calls, self.then = 0, then
 
     def __call__(self, x):
         self.calls += 1
-        return (x.exp(),) if self.calls < 4 else self.then(x)
+        return (x.exp(),) if self.calls <= self.RIGHT else self.then(x)
 
 
 FAULTS = {
@@ -189,11 +193,126 @@ def test_strict_raises_the_fault(name) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_inputs_written_to_after_the_checks_are_always_an_error(strict) -> None:
-    compiled = lampwork.compile(fn, backend=Exp(Late(lambda x: (x.exp_(),))), options={"strict": strict})
-    with pytest.raises(BackendWriteError, match="which it had not done on the first calls"):
+def test_inputs_written_to_after_the_checks_are_always_an_error_once(strict) -> None:
+    late = Late(lambda x: (x.exp_(),))
+    compiled = lampwork.compile(fn, backend=[Exp(late), "native"], options={"strict": strict})
+    errors = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            x = torch.randn(2, 3)
+            want = fn(x)
+            try:
+                torch.testing.assert_close(compiled(x), want)
+            except BackendWriteError as error:
+                errors.append(str(error))
+    assert len(errors) == 1 and "which it had not done on the first calls" in errors[0]
+    assert late.calls == Late.RIGHT + 1  # the next backend has taken over
+
+
+def test_a_writer_is_not_run_for_an_equal_part_either() -> None:
+    late = Late(lambda x: (x.exp_(),))
+
+    def twice(x):
+        return x.exp().sin().exp().cos()
+
+    compiled = lampwork.compile(twice, backend=[Exp(late), "native"], options={"strict": False})
+    errors = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for _ in range(6):
-            compiled(torch.randn(2, 3))
+            x = torch.randn(2, 3)
+            want = twice(x)
+            try:
+                torch.testing.assert_close(compiled(x), want)
+            except BackendWriteError as error:
+                errors.append(error)
+    assert len(errors) == 1 and late.calls == Late.RIGHT + 1
+    (warned,) = [w for w in caught if issubclass(w.category, lampwork.LampworkWarning)]
+    assert "; native takes over" in str(warned.message)
+
+
+class Linear:
+    """Does something to what it compiles linear layers for."""
+
+    name = "linear"
+
+    def __init__(self, touch, bakes_weights=False):
+        self.touch, self.bakes_weights = touch, bakes_weights
+
+    def supports(self, node):
+        return node.target is aten.linear.default
+
+    def compile(self, graph, example_inputs, options):
+        self.touch([*example_inputs, *options.bound])
+        return lambda *tensors: run_graph(graph, (*tensors, *options.bound))
+
+
+def zero_all(tensors):
+    for tensor in tensors:
+        with torch.no_grad():
+            tensor.zero_()
+
+
+def test_examples_are_never_the_weights() -> None:
+    layer = torch.nn.Linear(3, 3)
+    kept = layer.weight.detach().clone()
+    compiled = lampwork.compile(layer, backend=[Linear(zero_all), "native"])
+    x = torch.randn(2, 3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, kept, layer.bias))
+    assert torch.equal(layer.weight, kept)
+
+
+def behind_torchs_back(tensors):
+    for tensor in tensors:
+        tensor.detach().numpy().fill(1)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("touch", [zero_all, behind_torchs_back])
+def test_weights_written_to_while_compiling_are_always_an_error_once(touch, strict) -> None:
+    layer = torch.nn.Linear(3, 3)
+    compiled = lampwork.compile(layer, backend=[Linear(touch, True), "native"], options={"strict": strict})
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        with pytest.raises(BackendWriteError, match="linear wrote to the weights while it compiled them in"):
+            compiled(x)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_weights_that_another_thread_trains_meanwhile_are_no_fault() -> None:
+    layer, turns = torch.nn.Linear(3, 3), itertools.count()
+
+    def trains(tensors):
+        if next(turns) == 0:
+            with torch.no_grad():
+                layer.weight.mul_(2)
+
+    compiled = lampwork.compile(layer, backend=[Linear(trains, True), "native"])
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), "grad mode is "),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "the number of threads is "),
+    ],
+)
+def test_settings_that_a_call_changes_are_put_back(change, text) -> None:
+    before = torch.is_grad_enabled(), torch.get_num_threads()
+    backend = Exp(lambda x: (change(), x.exp())[1:])
+    compiled = lampwork.compile(fn, backend=[backend, "native"], options={"strict": False})
+    with pytest.warns(lampwork.LampworkWarning, match=f"settings in a call: {text}"):
+        for _ in range(4):
+            x = torch.randn(2, 3)
+            torch.testing.assert_close(compiled(x), fn(x))
+            assert before == (torch.is_grad_enabled(), torch.get_num_threads())
 
 
 def test_what_eager_raises_too_is_no_fault() -> None:

@@ -203,6 +203,44 @@ class Rough(Changing):
         return [t * 1.001 if t.is_floating_point() else t for t in results]
 
 
+@breaks("options of operators count where they are not the default", "options: ")
+class Unadorned(Plain):
+    """Takes every add for the plain one."""
+
+    takes = (aten.add.Tensor, aten.sub.Tensor)
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        graph = copy_graph(graph)
+        for node in graph.nodes:
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
+        return super().compile(graph, example_inputs, options)
+
+
+@breaks("a call leaves torch's settings as they are: grad mode, threads, default dtype", "grad mode")
+class Meddling(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return results
+
+
+def test_settings_are_looked_at_after_the_checked_runs_too() -> None:
+    class Later(Plain):
+        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+            run = super().compile(graph, example_inputs, options)
+            turn = itertools.count()
+
+            def meddle(*tensors: Any) -> Any:
+                if next(turn) > 2:
+                    torch.set_num_threads(torch.get_num_threads() + 1)
+                return run(*tensors)
+
+            return meddle
+
+    before = torch.get_num_threads()
+    assert "the number of threads" in failures(Later(), "results are fresh")["results are fresh"]
+    assert torch.get_num_threads() == before
+
+
 @breaks("the function does not write to its inputs", "wrote to its inputs")
 class Writing(Changing):
     def change(self, results: Any, tensors: Any) -> Any:
@@ -224,6 +262,16 @@ class Whole(Plain):
         calls = [node.target for node in graph.nodes if node.op == "call_function"]
         if calls == [aten.add.Tensor]:
             return lambda *tensors: [tensors[0] * 2]
+        return super().compile(graph, example_inputs, options)
+
+
+@breaks("results may share memory, and be read by other parts", "elements in one place")
+class Loose(Plain):
+    """Right for graphs in which elements have places of their own."""
+
+    def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+        if any(0 in tensor.stride() for tensor in example_inputs):
+            raise ValueError("elements in one place")
         return super().compile(graph, example_inputs, options)
 
 
@@ -400,6 +448,24 @@ breaks("tensors may have no dimensions", "such a tensor")(picky(lambda t: t.dim(
 class Narrow(Changing):
     def change(self, results: Any, tensors: Any) -> Any:
         return [t.half().to(t.dtype) if t.dtype is torch.float64 else t for t in results]
+
+
+@breaks("integers are exact, also those that no float holds", "large torch.int64: ")
+class Floating(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [t.double().to(t.dtype) if t.dtype is torch.int64 else t for t in results]
+
+
+@breaks("zeros keep their sign", "0.0 where eager has -0.0")
+class Unsigned(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [t + 0.0 if t.is_floating_point() else t for t in results]
+
+
+@breaks("denormals are not taken for zero", "where eager has")
+class Flushing(Changing):
+    def change(self, results: Any, tensors: Any) -> Any:
+        return [torch.where(t.abs() < 1e-38, t * 0, t) if t.dtype is torch.float32 else t for t in results]
 
 
 @breaks("inputs have the strides of their specs, and an offset")
