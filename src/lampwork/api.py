@@ -158,6 +158,16 @@ def compile(
     return _dress(model, make_function(model, checked))
 
 
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the call that `inputs` stands for: a tuple or list of arguments, a mapping of
+    keyword arguments, or a single argument."""
+    if isinstance(inputs, Mapping):
+        return (), {str(key): value for key, value in cast("Mapping[Any, Any]", inputs).items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(cast("Sequence[Any]", inputs)), {}
+    return (inputs,), {}
+
+
 def check_model(model: Any, who: str) -> None:
     """Raise OptionError unless the function called `who` can compile `model`."""
     if not callable(model):

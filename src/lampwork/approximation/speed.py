@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from lampwork import pristine
-from lampwork.api import compile
-from lampwork.swapping.difference import arguments_of, twin
+from lampwork.api import arguments_of, compile
+from lampwork.swapping.difference import twin
 from lampwork.timing import rounds
 
 _SECONDS = 2.0  # after which no further round starts

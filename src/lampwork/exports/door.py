@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
+from lampwork.api import arguments_of, check_keywords, check_model, function_of, make_function, original_of
 from lampwork.backends.eager import EagerBackend
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
@@ -189,13 +189,9 @@ def _compiled(model: Any, inputs: Any, *, kernels: bool) -> tuple[list[Place], T
 
 
 def _call(function: Function, inputs: Any) -> Times:
+    args, kwargs = arguments_of(inputs)
     with Watch() as watch:
-        if isinstance(inputs, Mapping):
-            function.compiled(**cast("Mapping[str, Any]", inputs))
-        elif isinstance(inputs, (tuple, list)):
-            function.compiled(*cast("Sequence[Any]", inputs))
-        else:
-            function.compiled(inputs)
+        function.compiled(*args, **kwargs)
     return watch.times()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lampwork import pristine
-from lampwork.api import check_model, compile, function_of, original_of
+from lampwork.api import arguments_of, check_model, compile, function_of, original_of
 from lampwork.backends.protocol import Backend
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.stance import set_stance
@@ -23,8 +23,8 @@ from lampwork.inspect.comparison import Column, Comparison
 from lampwork.progress import Progress
 from lampwork.runtime import Compiled, trim_memory
 from lampwork.standard import copy, math
-from lampwork.swapping.difference import arguments_of, tensors_of
 from lampwork.swapping.difference import compare as differences
+from lampwork.swapping.difference import tensors_of
 from lampwork.timing import resident_bytes, resident_peak, rounds
 
 _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import fx
 
-from lampwork.api import BackendChoice, check_keywords, check_model, make_function, original_of
+from lampwork.api import BackendChoice, arguments_of, check_keywords, check_model, make_function, original_of
 from lampwork.backends.eager import EagerBackend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
@@ -55,11 +55,7 @@ def partition(
         return build_entry(region, owner, stages, (EagerBackend(),))
 
     function.build = build
-    if isinstance(inputs, Mapping):
-        function.compiled(**cast("Mapping[str, Any]", inputs))
-    elif isinstance(inputs, (tuple, list)):
-        function.compiled(*cast("Sequence[Any]", inputs))
-    else:
-        function.compiled(inputs)
+    args, kwargs = arguments_of(inputs)
+    function.compiled(*args, **kwargs)
     records = [record for each in function.tree() for record in each.records]
     return PartitionPlan.of(graphs, keywords.backends, records)

@@ -11,12 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from lampwork import pristine
-from lampwork.api import check_keywords, check_model, compile, function_of, make_function, original_of
+from lampwork.api import (
+    arguments_of,
+    check_keywords,
+    check_model,
+    compile,
+    function_of,
+    make_function,
+    original_of,
+)
 from lampwork.display import Block, Folded, Shown
 from lampwork.errors import MinifyError, OptionError, text_of
 from lampwork.graph.printing import quoted
@@ -131,21 +139,13 @@ def minify(
         keywords = {**keywords_of(owner, owner.dynamic), **keywords}
     with noting() as noted:
         compiled = make_function(original, check_keywords(**keywords), quiet=True).compiled
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments_of(inputs)
         compiled(*args, **kwargs)
     return minify_noted(noted, made, seconds, imports, say or _nothing)
 
 
 def _nothing(text: str) -> None:
     del text
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(cast("Mapping[str, Any]", inputs))
-    if isinstance(inputs, (tuple, list)):
-        return tuple(cast("Sequence[Any]", inputs)), {}
-    return (inputs,), {}
 
 
 def check_of(check: str, slow: float, timeout: float, seconds: float) -> Check:

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from lampwork import pristine
-from lampwork.api import check_keywords, check_model, make_function, original_of
+from lampwork.api import arguments_of, check_keywords, check_model, make_function, original_of
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.stages import Stages
@@ -23,7 +23,7 @@ from lampwork.placement.execution import Placing
 from lampwork.placement.pieces import cut
 from lampwork.placement.plan import PlacementPlan
 from lampwork.placement.reasons import plan_of
-from lampwork.swapping.difference import arguments_of, compare
+from lampwork.swapping.difference import compare
 
 
 class PlacedModel:

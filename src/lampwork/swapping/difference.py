@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lampwork import pristine
+from lampwork.api import arguments_of
 from lampwork.compiled.stance import set_stance
 from lampwork.display import Shown
 from lampwork.records import record
@@ -111,12 +112,3 @@ def run(model: nn.Module, inputs: Any) -> Any:
 
 def _cloned(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
-
-
-def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a set of inputs."""
-    if isinstance(inputs, Mapping):
-        return (), {str(key): value for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(inputs), {}
-    return (inputs,), {}
