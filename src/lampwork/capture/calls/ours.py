@@ -29,6 +29,7 @@ _COMPUTING = (
 
 # What capture has the interpreter run in the place of native code and of torch's.
 _INTERPRETED = frozenset({call_with_hooks, differs})
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 # What stands for the program's own objects while it is captured. Its methods come back into the interpreter themselves.
 _STAND_INS = (
     TraceTensor, ComparisonKey, FunctionContext, Generator, Label, Ordered, ReprProxy, StandsFor,
@@ -44,6 +45,8 @@ def is_for_eager(function: types.FunctionType, args: list[Any]) -> bool:
     """Whether a call of a Python function is one of Lampwork that no region may hold."""
     home = function.__module__
     if not is_ours(home) or _computes(home) or function in _INTERPRETED or is_of_stand_in(function, args):
+        return False
+    if function.__name__ in _COMPREHENSIONS:  # a part of what is interpreted: nobody else can call it
         return False
     return not (args and _is_method_of_layer(function, args[0]))
 
