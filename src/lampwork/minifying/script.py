@@ -112,6 +112,7 @@ class Plugins:
 def keep_source(script: str) -> None:
     """Read a script before it runs, for statements of it: it may go to another folder, where its name is another
     file's or none's. So it is kept without a time, and nobody looks whether it is still there."""
+    linecache.cache.pop(script, None)  # of another folder
     lines = linecache.getlines(script)
     linecache.cache[script] = sum(map(len, lines)), None, lines, script
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lampwork
+from lampwork.plugins.registry import registry
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Nothing stays registered."""
+    yield
+    for item in registry().all():
+        item.unregister()
+
 
 IMAGES = torch.randn(2, 4, 9, 9)
 CONV = nn.Conv2d(4, 4, 3, 2, 1)
