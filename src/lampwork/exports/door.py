@@ -19,7 +19,7 @@ from lampwork.compiled.pipeline import build_entry
 from lampwork.display import Shown
 from lampwork.errors import ExportError, OptionError
 from lampwork.exports.drawing import drawings
-from lampwork.exports.pieces import modules_in, piece_of, within
+from lampwork.exports.pieces import flat, modules_in, piece_of, within
 from lampwork.inspect.profile.watch import UNSEEN, Times, Watch
 from lampwork.records import record
 from lampwork.runtime import Compiled
@@ -265,8 +265,10 @@ _DRAW = {"model-explorer": "lampwork.exports.model_explorer", "dot": "lampwork.e
 
 
 def _program(format: str, path: Path, place: Place, module: str) -> Exported:
-    piece = piece_of(place.entry, place.function.original, module)
     _needs(format)
+    piece = piece_of(place.entry, place.function.original, module)
+    if format == "onnx":
+        piece = flat(piece)
     save: Any = importlib.import_module(_SAVE[format]).save
     notes, beside = write_with(path, lambda target: save(piece, target, path), "the export", ExportError)
     outputs = piece.returned if format == "pt2" else piece.outputs
