@@ -24,6 +24,7 @@ from lampwork.graph.interpret import run_graph
 from lampwork.graph.opinfo import is_seeded
 from lampwork.graph.spec import TensorSpec
 from lampwork.rewriting.schema import packet_name
+from lampwork.standard import operator
 
 MOST_RUN = 256 * 2**20
 """Bytes of inputs and weights up to which a model is run."""
@@ -80,7 +81,7 @@ def _beyond(piece: Piece) -> str | None:
             return f"it takes {str(spec.dtype).removeprefix('torch.')}"
         if spec.device.type != "cpu":
             return f"it is on {spec.device}"
-    random = next((node for node in piece.calls if is_seeded(node.target)), None)
+    random = next((n for n in piece.calls if n.target is not operator.getitem and is_seeded(n.target)), None)
     if random is not None:
         return f"{packet_name(random.target)} is random"
     if sum(tensor.nbytes for tensor in piece.tensors) > MOST_RUN:
