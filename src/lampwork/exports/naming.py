@@ -83,8 +83,10 @@ def _source_name(source: Source, parameters: Sequence[inspect.Parameter]) -> str
                 if number == index:
                     return parameter.name
             return f"arg_{index}"
-        case Kwarg(name) | Known(_, name):
+        case Kwarg(name):
             return name
+        case Known(_, name):
+            return name.removesuffix(".__dict__")
         case Attr(base, key) | DictItem(base, key) | Item(base, key):
             return f"{_source_name(base, parameters)}_{key}"
         case Slot(base, descriptor):

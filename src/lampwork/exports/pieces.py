@@ -31,6 +31,7 @@ from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, float_of_bits
 from lampwork.loops.ir.symbols import evaluate
 from lampwork.records import record
+from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.standard import operator
 
 
@@ -173,7 +174,8 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
     # What is written back has the name of what it is written to.
     written = tuple(f"{(*names, *weights.names)[place]}.new" for place, _ in writes)
     outputs = unique((*found.names, *written))
-    copy.output_node().args = ((*found.nodes, *(results[number] for _, number in writes)),)
+    nodes = _after_writes(copy, found.nodes, now)
+    copy.output_node().args = ((*nodes, *(results[number] for _, number in writes)),)
     tree, notes = _tree(found, outputs, len(written))
     whole = Piece(
         entry.name,
@@ -224,6 +226,26 @@ def _numbers(tree: Any, hints: Mapping[str, int]) -> Iterator[Any]:
         yield tree
 
 
+def _after_writes(
+    graph: fx.Graph, nodes: Sequence[fx.Node], now: Mapping[fx.Node, fx.Node]
+) -> tuple[fx.Node, ...]:
+    """Results that are views of what is written, as a caller finds them: views of what was written.
+
+    before:  %v = select(%x, 0, 0), %n = add(%x, 1), return %v      %n is written to %x
+    after:   %n = add(%x, 1), %w = select(%n, 0, 0), return %w
+    """
+    made: dict[fx.Node, fx.Node] = dict(now)
+
+    def twin(node: fx.Node) -> fx.Node:
+        if node not in made:
+            is_view = view_base(node) is not None and storage_root(node) in now
+            made[node] = copy_node(graph, node, twin) if is_view else node
+        return made[node]
+
+    with graph.inserting_before(graph.output_node()):
+        return tuple(node if node.op == "placeholder" else twin(node) for node in nodes)
+
+
 def _declare(graph: fx.Graph, passed: Mapping[Source, TensorSpec], after: int) -> None:
     """Placeholders for tensors that a region does not compute with."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -265,14 +287,14 @@ def _as_they_are(region: Region, results: Sequence[fx.Node]) -> Results:
     written = {number for _, number in region.mutations}
     nodes = tuple(node for number, node in enumerate(results) if number not in written)
     names = ("output",) if len(nodes) == 1 else tuple(f"output_{number}" for number in range(len(nodes)))
-    return Results(tuple(Leaf(number) for number in range(len(nodes))), nodes, names, 0, ())
+    return Results(tuple(Leaf(number) for number in range(len(nodes))), False, nodes, names, 0, ())
 
 
 def _tree(found: Results, outputs: Sequence[str], written: int) -> tuple[Any, list[str]]:
     """What a call of the piece returns, and what to say of it."""
     notes = list(found.notes)
     shown = len(found.nodes) - found.stored
-    if found.tree is None or (not shown and found.stored):
+    if (found.made and found.nodes) or (not shown and found.stored):
         return {outputs[number]: Leaf(number) for number in range(len(found.nodes))}, notes
     if not shown:
         notes.append("nothing is returned, so it returns what is written, by name")

@@ -47,10 +47,12 @@ class Number:
 
 @record(eq=False)
 class Results:
-    """`tree`: of `Leaf`s, `Number`s and plain objects in tuples, lists and dicts; None for a result that only Python
-    can make. `nodes`: its tensors in order, then those that are stored elsewhere: `stored` of them."""
+    """`tree`: of `Leaf`s, `Number`s and plain objects in tuples, lists and dicts. `made`: the result is an object that
+    only Python can make, which no tree is. `nodes`: its tensors in order, then `stored` of them that the region stores
+    elsewhere."""
 
     tree: Any
+    made: bool
     nodes: tuple[fx.Node, ...]
     names: tuple[str, ...]
     stored: int
@@ -142,8 +144,7 @@ def read_results(
     stored = len(reading.nodes) - shown
     if reading.made:
         notes.append("the result is tensors by name, as the object that the model returns is made by Python")
-        tree = None
-    return Results(tree, tuple(reading.nodes), names, stored, tuple(dict.fromkeys(notes)))
+    return Results(tree, reading.made, tuple(reading.nodes), names, stored, tuple(dict.fromkeys(notes)))
 
 
 @dataclass(slots=True)

@@ -139,7 +139,9 @@ def check(document: Any, source: str = "the document") -> Mapping[str, Any]:
         raise StudyError(f"{source} is no result of lampwork study", fix=AGAIN)
     found = cast("dict[str, Any]", document)
     if found["schema"] != SCHEMA:
-        raise StudyError(f"{source} has schema {_text(found['schema'])}, this version reads {SCHEMA}", fix=AGAIN)
+        raise StudyError(
+            f"{source} has schema {_text(found['schema'])}, this version reads {SCHEMA}", fix=AGAIN
+        )
     _check(found, DOCUMENT, "", source)
     for name in ("cpu", "python", "torch"):
         _check(found["machine"].get(name), TEXT, f"machine.{name}", source)
