@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -15,9 +15,9 @@ from lampwork.errors import ExportError
 from lampwork.exports.naming import identifier, input_names, source_names, unique, weight_names
 from lampwork.exports.results import (
     Leaf,
-    Number,
     Results,
     leaves_of,
+    numbers_of,
     passed_on,
     read_results,
     root_of,
@@ -29,7 +29,6 @@ from lampwork.graph.nodes import copy_node
 from lampwork.graph.origin import Origin
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, float_of_bits
-from lampwork.loops.ir.symbols import evaluate
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.standard import operator
@@ -176,7 +175,8 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
     outputs = unique((*found.names, *written))
     nodes = _after_writes(copy, found.nodes, now)
     copy.output_node().args = ((*nodes, *(results[number] for _, number in writes)),)
-    tree, notes = _tree(found, outputs, len(written))
+    sizes, hints = _symbols(copy, region, len(sources))
+    tree, notes = _tree(found, outputs, len(written), hints)
     whole = Piece(
         entry.name,
         copy,
@@ -188,7 +188,8 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
             inputs[number] for number, source in enumerate(sources) if isinstance(root_of(source), Kwarg)
         ),
         tuple((place, len(found.nodes) + number) for number, (place, _) in enumerate(writes)),
-        *_symbols(copy, region, len(sources)),
+        sizes,
+        hints,
         kinds_of(copy, original),
         tree,
         region.state.grad_enabled,
@@ -206,24 +207,15 @@ def flat(piece: Piece) -> Piece:
     graph = copy_graph(piece.graph)
     names = {node.name: node for node in graph.nodes}
     graph.output_node().args = (tuple(names[now.get(node, node).name] for node in results),)
-    left = [repr(item) for item in _numbers(piece.tree, piece.hints)]
-    notes = (f"what is no tensor is left out of the result: {', '.join(left)}",) if left else ()
+    outputs = unique(piece.outputs, piece.inputs)
     return replace(
-        piece, graph=graph, outputs=unique(piece.outputs, piece.inputs), notes=(*piece.notes, *notes)
+        piece, graph=graph, outputs=outputs, notes=(*piece.notes, *_left_out(piece.tree, piece.hints))
     )
 
 
-def _numbers(tree: Any, hints: Mapping[str, int]) -> Iterator[Any]:
-    """The items of a result that are no tensors."""
-    if isinstance(tree, dict):
-        tree = list(cast("dict[Any, Any]", tree).values())
-    if isinstance(tree, (tuple, list)):
-        for item in cast("list[Any]", tree):
-            yield from _numbers(item, hints)
-    elif isinstance(tree, Number):
-        yield evaluate(tree.index, hints)
-    elif tree is not None and not isinstance(tree, Leaf):
-        yield tree
+def _left_out(tree: Any, hints: Mapping[str, int]) -> tuple[str, ...]:
+    left = ", ".join(map(repr, numbers_of(tree, hints)))
+    return (f"what is no tensor is left out of the result: {left}",) if left else ()
 
 
 def _after_writes(
@@ -290,11 +282,14 @@ def _as_they_are(region: Region, results: Sequence[fx.Node]) -> Results:
     return Results(tuple(Leaf(number) for number in range(len(nodes))), False, nodes, names, 0, ())
 
 
-def _tree(found: Results, outputs: Sequence[str], written: int) -> tuple[Any, list[str]]:
+def _tree(
+    found: Results, outputs: Sequence[str], written: int, hints: Mapping[str, int]
+) -> tuple[Any, list[str]]:
     """What a call of the piece returns, and what to say of it."""
     notes = list(found.notes)
     shown = len(found.nodes) - found.stored
     if (found.made and found.nodes) or (not shown and found.stored):
+        notes += _left_out(found.tree, hints)
         return {outputs[number]: Leaf(number) for number in range(len(found.nodes))}, notes
     if not shown:
         notes.append("nothing is returned, so it returns what is written, by name")

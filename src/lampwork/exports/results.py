@@ -67,6 +67,19 @@ def leaves_of(tree: Any) -> Iterator[Leaf]:
     yield from leaves(tree, Leaf)
 
 
+def numbers_of(tree: Any, hints: Mapping[str, int]) -> Iterator[Any]:
+    """The items of a result that are no tensors."""
+    if isinstance(tree, dict):
+        tree = list(cast("dict[Any, Any]", tree).values())
+    if isinstance(tree, (tuple, list)):
+        for item in cast("list[Any]", tree):
+            yield from numbers_of(item, hints)
+    elif isinstance(tree, Number):
+        yield evaluate(tree.index, hints)
+    elif tree is not None and not isinstance(tree, Leaf):
+        yield tree
+
+
 def symbols_of(tree: Any) -> frozenset[str]:
     """The symbols that numbers in a result depend on."""
     return frozenset(name for number in leaves(tree, Number) for name in number.index.symbols())
@@ -243,7 +256,7 @@ class _Reading:
         return found
 
     def _call(self, number: int, path: tuple[Any, ...]) -> Any:
-        """A view, or an object: its parts are what it is made of and what is put into it later."""
+        """A view, or an object: its parts, in a list, are what it is made of and what is put into it later."""
         steps = self.region.recipe.steps
         step = steps[number]
         function = steps[step.args[0]].payload
@@ -261,14 +274,15 @@ class _Reading:
                 f"{_place(path)} of {self.region.name} is what {_named(function)}() gives, which no file can have",
                 fix="return the tensors that it is made of, or export a module in it with `module=`",
             )
+        parts: list[Any] = []
         fields = getattr(kind, "_fields", None) or getattr(kind, "__match_args__", ())
         for argument in step.args[1:]:
             if steps[argument].kind == "tuple" and issubclass(kind, tuple):
                 for place, each in enumerate(steps[argument].args):
-                    self.item(each, (*path, fields[place] if place < len(fields) else place))
+                    parts.append(self.item(each, (*path, fields[place] if place < len(fields) else place)))
                 self.read.add(argument)
             elif not (steps[argument].kind == "const" and steps[argument].payload is kind):
-                self.item(argument, path)
+                parts.append(self.item(argument, path))
         self.entered.add(number)
         found = dict(
             pair
@@ -277,9 +291,9 @@ class _Reading:
             for pair in self._put(later.args)
         )
         for key, item in found.items():
-            self.item(item, path if key is None else (*path, key))
+            parts.append(self.item(item, path if key is None else (*path, key)))
         self.entered.remove(number)
-        return None
+        return parts
 
     def _put(self, args: Sequence[int]) -> Iterator[tuple[Any, int]]:
         """What a call puts into an object, by key: an attribute of a dict may be an item of it too."""

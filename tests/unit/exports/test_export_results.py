@@ -118,6 +118,26 @@ def test_names_of_results_are_those_of_fields(tmp_path: Path) -> None:
     assert "tensors by name" in found.notes[0]
 
 
+@torch.no_grad()
+def test_what_is_no_tensor_is_named(tmp_path: Path) -> None:
+    def mixed(x: Tensor) -> Any:
+        made = Held(x * 2)
+        made.itself, made.count = made, 7
+        return made, 2.5, x.shape
+
+    class Held:
+        itself: Any
+        count: int
+
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    found = lampwork.export(mixed, tmp_path / "a.pt2", X)
+    assert found.outputs == ("value",)
+    assert "what is no tensor is left out of the result: 7, 2.5" in found.notes
+    assert any(note.endswith("the result[2]: Size") for note in found.notes)
+
+
 def test_results_that_no_file_can_have(tmp_path: Path) -> None:
     def passes(x: Tensor, anything: object) -> Any:
         return x + 1, anything
@@ -146,7 +166,7 @@ def test_nothing_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     found = lampwork.export(Counts(), tmp_path / "a.pt2", torch.ones(3))
     assert found.outputs == ("seen.new",) and "nothing is returned" in found.notes[0]
-    module = torch.export.load(tmp_path / "a.pt2").module()
+    module: Any = torch.export.load(tmp_path / "a.pt2").module()
     assert module(torch.ones(3))["seen.new"].tolist() == [2, 2, 2] == module.seen.tolist()
 
     def ends(x: Tensor) -> Tensor:
