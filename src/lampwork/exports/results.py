@@ -218,7 +218,7 @@ class _Reading:
             return self.inputs[source]
         if isinstance(root_of(source), Known):
             found = find(source, (), {})
-            return self.weight(found, str(source)) if isinstance(found, Tensor) else found
+            return self.weight(found, "constant") if isinstance(found, Tensor) else found
         kinds = [
             guard.expected for guard in self.region.guards if guard.kind == "type" and guard.source == source
         ]
