@@ -102,6 +102,8 @@ def parser() -> argparse.ArgumentParser:
         help="write what a script compiles in a format of other tools",
         description="Run a script, then write what it compiled: .pt2 for torch.export, .onnx, .json for Model "
         "Explorer, .dot for Graphviz, or a folder for tlparse. The exit status is the script's.",
+        usage="lampwork export [-h] [--function NAME] [--region N] [--module PATH] [--format FORMAT] script OUT "
+        "[-- arguments of the script]",
     )
     exported.add_argument("--function", metavar="NAME", help="of one compiled function only")
     exported.add_argument(
@@ -111,8 +113,7 @@ def parser() -> argparse.ArgumentParser:
     exported.add_argument("--format", metavar="FORMAT", help="where the suffix does not say")
     exported.add_argument("script", help="a Python file")
     exported.add_argument("output", metavar="OUT", help="the file, or the folder of a trace")
-    exported.add_argument("arguments", nargs="*", help="of the script, after --")
-    exported.set_defaults(run=_export)
+    exported.set_defaults(run=_export, arguments=[])
 
     compared = commands.add_parser(
         "diff",
@@ -343,13 +344,23 @@ def _minify(given: argparse.Namespace) -> int:
     return 0
 
 
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; those of the script that `export` runs are after --."""
+    if arguments[:1] != ["export"] or "--" not in arguments:
+        return parser().parse_args(arguments)
+    end = arguments.index("--")
+    given = parser().parse_args(arguments[:end])
+    given.arguments = arguments[end + 1 :]
+    return given
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit status: 0, 1 for an error, 2 for a question without an answer."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if arguments and arguments[0] in ELSEWHERE:
             return import_module(ELSEWHERE[arguments[0]][0]).main(list(arguments[1:]))
-        given = parser().parse_args(arguments)
+        given = _parsed(arguments)
         return given.run(given)
     except LampworkError as error:
         print(error, file=sys.stderr)

@@ -9,21 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor, nn
+
 from lampwork.api import arguments_of, check_keywords, check_model, function_of, make_function, original_of
 from lampwork.backends.eager import EagerBackend
+from lampwork.capture.model.evaluate import holds
+from lampwork.capture.model.region import Known
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
 from lampwork.compiled.function import Function
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.pipeline import build_entry
 from lampwork.display import Shown
-from lampwork.errors import ExportError, OptionError
+from lampwork.errors import ExportError, OptionError, text_of
 from lampwork.exports.drawing import drawings
-from lampwork.exports.pieces import modules_in, piece_of, within
+from lampwork.exports.pieces import flat, modules_in, piece_of, within
+from lampwork.exports.results import root_of
 from lampwork.inspect.profile.watch import UNSEEN, Times, Watch
 from lampwork.records import record
 from lampwork.runtime import Compiled
-from lampwork.written import write_whole, write_with
+from lampwork.written import HINT, write_whole, write_with
 
 FORMATS = {".pt2": "pt2", ".onnx": "onnx", ".json": "model-explorer", ".dot": "dot", "": "tlparse"}
 """Suffix -> format; a folder has none."""
@@ -91,23 +96,32 @@ def export(
         Exception: the model raised it.
     """
     chosen = format_of(path, format)
+    served = inputs is not None
     if chosen != "tlparse":
         check_folder(path)
     regions, times = _compiled(model, inputs, kernels=chosen not in PROGRAMS)
-    return write(regions, chosen, Path(path), region, module, times)
+    return write(regions, chosen, Path(path), region, module, times, served=served)
 
 
 def write(
-    regions: Sequence[Place], format: str, path: Path, region: int | str | None, module: str, times: Times
+    regions: Sequence[Place],
+    format: str,
+    path: Path,
+    region: int | str | None,
+    module: str,
+    times: Times,
+    *,
+    served: bool = False,
 ) -> Exported:
-    """Write one of the regions, or all, where the format can have several.
+    """Write one of the regions, or all, where the format can have several. `served`: a call that was just made.
 
     Raises:
         ExportError: as for `export`.
     """
     found = _selected(regions, region, module)
     if format in PROGRAMS:
-        return _program(format, path, _only(found, regions), module)
+        chosen = _only(found, regions, served=served)
+        return _program(format, path, chosen, module, () if served else _changes(chosen))
     return _drawing(format, path, found, module, times)
 
 
@@ -129,34 +143,61 @@ def format_of(path: str | os.PathLike[str], given: str | None) -> str:
     Raises:
         OptionError: there is no such format, or the path says none.
     """
+    text = _text_of(path)
     names = tuple(FORMATS.values())
     if given is not None:
         if given not in names:
             raise OptionError(f"there is no format {given!r}", fix=nearest(given, names, "the formats are"))
         return given
-    suffix = Path(path).suffix
-    if Path(path).is_dir():
-        suffix = ""
+    name, is_folder = Path(text).name, os.path.isdir(text)
+    if name in FORMATS and not is_folder:
+        raise OptionError(f"{text!r} is a suffix without a name", fix=f"name the file: model{name}")
+    suffix = Path(name).suffix
+    if is_folder and FORMATS.get(suffix) in (None, "tlparse"):
+        return "tlparse"
+    if is_folder:
+        raise OptionError(
+            f"{text!r} is a folder, and {suffix} says that it is a file",
+            fix="name a file in it; or pass format='tlparse', which is written to a folder",
+        )
     if suffix not in FORMATS:
         known = ", ".join(f"{s} ({name})" for s, name in FORMATS.items() if s)
         raise OptionError(
-            f"{os.fspath(path)!r} does not say which format: there is none for {suffix}",
+            f"{text!r} does not say which format: there is none for {suffix}",
             fix=f"name the file {known}; or pass format=, one of {', '.join(names)}",
         )
     return FORMATS[suffix]
+
+
+def _text_of(path: object) -> str:
+    """
+    Raises:
+        OptionError: it is no path, or names nothing.
+    """
+    found = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
+    if not isinstance(found, str) or not found:
+        raise OptionError(f"path is {path!r}, expected the path of a file", fix="such as 'model.pt2'")
+    return found
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
     """Before a program runs for what cannot be written.
 
     Raises:
-        ExportError: the folder of `path` is not there.
+        ExportError: the folder of `path` is not there, or no file can be called like this.
     """
     folder = Path(path).absolute().parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ExportError(
             f"{path} cannot be written: there is no folder {folder}", fix="make the folder first"
         )
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return  # as it mostly is
+    except (OSError, ValueError) as error:
+        cause = (isinstance(error, OSError) and error.strerror) or text_of(error)
+        raise ExportError(f"{str(path)!r} cannot be written: {cause}", fix=HINT) from error
 
 
 def _compiled(model: Any, inputs: Any, *, kernels: bool) -> tuple[list[Place], Times]:
@@ -245,13 +286,51 @@ def _has_operators(entry: Entry) -> bool:
     return bool(entry.operators)
 
 
-def _only(found: Sequence[Place], regions: Sequence[Place]) -> Place:
+def _only(found: Sequence[Place], regions: Sequence[Place], *, served: bool) -> Place:
+    """The one region; of several the one whose weights the model still has.
+
+    Raises:
+        ExportError: there are several, or its weights were replaced.
+    """
+    kept = list(found) if served else [place for place in found if _replaced(place) is None]
+    if len(kept) == 1:
+        return kept[0]
     if len(found) > 1:
         raise ExportError(
             f"there are {len(found)} regions, and this format is of one",
             fix=f"pass region=, the number or name of one:\n{_listed(found, regions)}",
         )
-    return found[0]
+    raise ExportError(
+        f"{found[0].entry.name} was compiled with another {_replaced(found[0])} than there is now",
+        fix="pass the arguments of a call, which compiles it for this one: export(model, path, inputs)",
+    )
+
+
+def _replaced(place: Place) -> str | None:
+    """The name of a weight or module that is another object now than the region was compiled for."""
+    region = place.entry.region
+    for guard in (*region.guards, *region.slow_guards):
+        if guard.kind != "is" or not isinstance(guard.expected, (Tensor, nn.Module)):
+            continue
+        if isinstance(root_of(guard.source), Known) and not holds(guard, (), {}):
+            names = dict(zip(map(id, region.bound), region.bound_names, strict=True))
+            return names.get(id(guard.expected), type(guard.expected).__name__)
+    return None
+
+
+def _changes(place: Place) -> tuple[str, ...]:
+    """What to say if a call of now would not run the region: `training` is another, or a number that it was made
+    for."""
+    region = place.entry.region
+    kinds = ("is", "equals", "type")
+    known = (
+        guard
+        for guard in (*region.guards, *region.slow_guards)
+        if guard.kind in kinds and isinstance(root_of(guard.source), Known)
+    )
+    if all(holds(guard, (), {}) for guard in known):
+        return ()
+    return ("the model changed since: it is the one that was called, and a call would compile it again",)
 
 
 def _listed(found: Sequence[Place], regions: Sequence[Place]) -> str:
@@ -264,14 +343,16 @@ _DRAW = {"model-explorer": "lampwork.exports.model_explorer", "dot": "lampwork.e
 """Modules that are loaded when they are needed: each brings a library with it, or a part of torch."""
 
 
-def _program(format: str, path: Path, place: Place, module: str) -> Exported:
-    piece = piece_of(place.entry, place.function.original, module)
+def _program(format: str, path: Path, place: Place, module: str, also: Sequence[str]) -> Exported:
     _needs(format)
+    piece = piece_of(place.entry, place.function.original, module)
+    if format == "onnx":
+        piece = flat(piece)
     save: Any = importlib.import_module(_SAVE[format]).save
     notes, beside = write_with(path, lambda target: save(piece, target, path), "the export", ExportError)
     outputs = piece.returned if format == "pt2" else piece.outputs
     return Exported(
-        path, format, (piece.name,), piece.inputs, outputs, (path, *beside), (*piece.notes, *notes)
+        path, format, (piece.name,), piece.inputs, outputs, (path, *beside), (*piece.notes, *also, *notes)
     )
 
 

@@ -70,7 +70,10 @@ def drawings(entry: Entry, original: Callable[..., Any], module: str, times: Tim
     region = entry.region
     placeholders = [node.name for node in stages.aten.nodes if node.op == "placeholder"]
     weights = weight_names(region, original)
-    given = [*((name, False) for name in input_names(region, original)), *((path, True) for path in weights)]
+    given = [
+        *((name, False) for name in input_names(region.inputs, original)),
+        *((path, True) for path in weights),
+    ]
     names = dict(zip(placeholders, given, strict=True))
     made: list[tuple[str, fx.Graph, Compilation | None]] = []
     if stages.halves:

@@ -20,7 +20,6 @@ from lampwork.capture.model.region import (
     Item,
     Known,
     Kwarg,
-    Recipe,
     Region,
     Result,
     Slot,
@@ -30,7 +29,7 @@ from lampwork.capture.model.region import (
 
 def identifier(text: str, otherwise: str) -> str:
     """A name that Python takes, as near to the text as there is."""
-    name = re.sub(r"\W+", "_", text).strip("_")
+    name = re.sub(r"\W+", "_", re.sub(r"^\W+|\W+$", "", text))
     if not name:
         return otherwise
     return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
@@ -49,11 +48,15 @@ def unique(names: Iterable[str], taken: Iterable[str] = ()) -> tuple[str, ...]:
     return tuple(found)
 
 
-def input_names(region: Region, original: Callable[..., Any]) -> tuple[str, ...]:
-    """For each input of a region a name that Python takes."""
+def input_names(sources: Iterable[Source], original: Callable[..., Any]) -> tuple[str, ...]:
+    """For each source of a call a name that Python takes, one that no other has."""
+    return unique(source_names(sources, original))
+
+
+def source_names(sources: Iterable[Source], original: Callable[..., Any]) -> tuple[str, ...]:
+    """What the user's function calls what it is passed."""
     parameters = _parameters(original)
-    names = (identifier(_source_name(source, parameters), "input") for source in region.inputs)
-    return unique(names)
+    return tuple(identifier(_source_name(source, parameters), "input") for source in sources)
 
 
 def _parameters(original: Callable[..., Any]) -> Sequence[inspect.Parameter]:
@@ -80,8 +83,10 @@ def _source_name(source: Source, parameters: Sequence[inspect.Parameter]) -> str
                 if number == index:
                     return parameter.name
             return f"arg_{index}"
-        case Kwarg(name) | Known(_, name):
+        case Kwarg(name):
             return name
+        case Known(_, name):
+            return name.removesuffix(".__dict__")
         case Attr(base, key) | DictItem(base, key) | Item(base, key):
             return f"{_source_name(base, parameters)}_{key}"
         case Slot(base, descriptor):
@@ -118,73 +123,6 @@ def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
     """No path may go through another: `a` and `a.b` are `a_tensor` and `a.b`."""
     inner = {path[:end] for path in paths for end in range(len(path)) if path[end] == "."}
     return unique(f"{path}_tensor" if path in inner else path for path in paths)
-
-
-def output_names(recipe: Recipe, returned: Sequence[int]) -> dict[int, str]:
-    """For each output of a region's program that is returned the key or attribute under which the result has it, else
-    its number."""
-    found: dict[int, str] = {}
-    steps = recipe.steps
-    for step in steps:
-        for place, number in enumerate(step.args):
-            if steps[number].kind != "output":
-                continue
-            before = steps[step.args[place - 1]] if place else None
-            is_key = step.kind == "call" or (step.kind == "dict" and place % 2)
-            if before is not None and is_key and before.kind == "const" and isinstance(before.payload, str):
-                found.setdefault(steps[number].payload, identifier(before.payload, "output"))
-    only = "output" if len(returned) == 1 else ""
-    names = unique(found.get(number) or only or f"output_{number}" for number in returned)
-    return dict(zip(returned, names, strict=True))
-
-
-_PLAIN = (int, float, bool, str, type(None))
-"""What may stand among results beside tensors."""
-
-
-def is_rebuilt(region: Region) -> bool:
-    """Whether a region's result is tensors, inputs and numbers in plain containers, and nothing goes on after it."""
-    steps = region.recipe.steps
-    work, seen = [region.recipe.result], set[int]()
-    while work:
-        number = work.pop()
-        if number in seen:
-            continue
-        seen.add(number)
-        step = steps[number]
-        if step.kind == "call" or (step.kind == "source" and step.payload not in region.inputs):
-            return False
-        if step.kind == "const" and type(step.payload) not in _PLAIN:
-            return False
-        work.extend(step.args)
-    return not region.breaks
-
-
-def rebuilt(
-    recipe: Recipe, outputs: Sequence[Any], inputs: Mapping[Source, Any], sizes: Callable[[Any], Any]
-) -> Any:
-    """The result that a recipe makes, where `is_rebuilt`."""
-
-    def made(number: int) -> Any:
-        step = recipe.steps[number]
-        items = [made(item) for item in step.args]
-        match step.kind:
-            case "output":
-                return outputs[step.payload]
-            case "source":
-                return inputs[step.payload]
-            case "symbol":
-                return sizes(step.payload)
-            case "tuple":
-                return tuple(items)
-            case "list":
-                return items
-            case "dict":
-                return dict(zip(items[::2], items[1::2], strict=True))
-            case _:
-                return step.payload
-
-    return made(recipe.result)
 
 
 def state_of(tensors: Iterable[tuple[str, Tensor]]) -> nn.Module:

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from lampwork.backends.onnx.builder import IR_VERSION, OPSET, Builder, element_type
 from lampwork.backends.onnx.convert import converted, supports, value_info
 from lampwork.errors import ExportError, text_of
+from lampwork.exports.compared import compare
 from lampwork.exports.naming import unique
 from lampwork.exports.onnx_graph import Prepared, prepared
 from lampwork.exports.pieces import Piece, module_of, results_of
@@ -30,30 +31,62 @@ from lampwork.graph.concrete import symbol_names
 from lampwork.rewriting.schema import packet_name
 from lampwork.verdict import No
 from lampwork.version import __version__
+from lampwork.written import write_with
 
 MOST_INSIDE = 1_500_000_000
 """Bytes of weights up to which they are in the file: a message of protobuf ends at 2 GB."""
+LEAST_OUTSIDE = 1024
+"""Bytes from which a weight goes to the file beside it, if there is one."""
 
 
 def save(piece: Piece, target: Path, path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """Write a piece to `target`, to be moved to `path`; gives notes, and the files beside it.
 
     Raises:
-        ExportError: an operator has no ONNX form.
+        ExportError: an operator has no ONNX form, or torch's is wrong.
     """
     model, notes = onnx_model(piece)
+    large = sum(tensor.ByteSize() for tensor in model.graph.initializer) > MOST_INSIDE
     beside: tuple[Path, ...] = ()
-    if sum(tensor.ByteSize() for tensor in model.graph.initializer) > MOST_INSIDE:
-        beside = (target.with_name(f"{path.name}.data"),)
-        beside[0].unlink(missing_ok=True)  # onnx appends
-        onnx.save_model(
-            model, target, save_as_external_data=True, location=beside[0].name, size_threshold=1024
-        )
-    else:
-        onnx.save_model(model, target)
-    # By its path, as it may be too large for one message.
-    onnx.checker.check_model(str(target), full_check=True)
+    if large:
+        # Written as a whole, and first: a model without its data would be of no use.
+        file = target.with_name(f"{path.name}.data")
+        write_with(file, lambda data: _move_out(model, file.name, data), "the export", ExportError)
+        beside = (file,)
+    target.write_bytes(model.SerializeToString())
+    _check(piece, str(target) if large else model)
     return notes, beside
+
+
+def _check(piece: Piece, model: onnx.ModelProto | str) -> None:
+    """
+    Args:
+        model: its path, where it may be too large for one message.
+
+    Raises:
+        ExportError: onnx finds fault with it.
+    """
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:  # of onnx's own, which share no class
+        raise ExportError(
+            f"onnx does not take the model of {piece.name}: {_innermost(error)}",
+            fix="write .pt2, or export a module in it with `module=`",
+        ) from error
+
+
+def _move_out(model: onnx.ModelProto, name: str, file: Path) -> None:
+    """Put the weights of a model into a file that stands beside it under `name`."""
+    with file.open("wb") as data:
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) < LEAST_OUTSIDE:
+                continue
+            entries = {"location": name, "offset": data.tell(), "length": len(tensor.raw_data)}
+            data.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in entries.items():
+                tensor.external_data.add(key=key, value=str(value))
 
 
 def onnx_model(piece: Piece) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -89,6 +122,7 @@ def onnx_model(piece: Piece) -> tuple[onnx.ModelProto, tuple[str, ...]]:
             f"{piece.name} has no ONNX form. Lampwork has none of {why}; {said}",
             fix="export a module without them with `module=`, or write .pt2",
         ) from error
+    notes += compare(piece, model)
     reason = f"Lampwork has no ONNX form of {why}" if missing else "sizes are left open"
     return model, (f"written by torch.onnx.export, as {reason}", *notes)
 
@@ -115,7 +149,7 @@ def _innermost(error: BaseException) -> str:
     """The first line of what made an error of torch's exporter, which tells its steps."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return text_of(error).splitlines()[0]
+    return next(iter(text_of(error).splitlines()), type(error).__name__)
 
 
 def _by_torch(piece: Piece) -> tuple[onnx.ModelProto, tuple[str, ...]]:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
 
-from lampwork.capture.model.region import Arg, Known, Kwarg, Region, Source
+from lampwork.capture.model.region import Arg, Kwarg, Region, Source
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
 from lampwork.errors import ExportError
-from lampwork.exports.naming import input_names, is_rebuilt, output_names, unique, weight_names
+from lampwork.exports.naming import identifier, input_names, source_names, unique, weight_names
+from lampwork.exports.results import (
+    Leaf,
+    Results,
+    leaves_of,
+    numbers_of,
+    passed_on,
+    read_results,
+    root_of,
+    symbols_of,
+)
+from lampwork.graph.concrete import scope_of, symbol_names
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.origin import Origin
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import SymbolicInt
+from lampwork.graph.symbols import SymbolicInt, float_of_bits
 from lampwork.records import record
+from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.standard import operator
 
 
@@ -33,10 +45,11 @@ class Piece:
         tensors: one for each weight.
         keywords: the inputs that are passed by keyword.
         writes: (placeholder, output): what is written to inputs and weights after it ran; these outputs come last.
+        tree: what a call returns: the outputs that a caller gets, in containers.
         sizes: for each symbol that is the size of an input, (input, dimension).
         hints: for each symbol, the number in the call that was captured.
         kinds: the classes of modules, by path.
-        region: the region that it is all of; None for a part. `sources`: of its inputs, in order.
+        trained: it was captured with gradients.
         notes: what a user has to know of it.
     """
 
@@ -51,8 +64,8 @@ class Piece:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     hints: Mapping[str, int] = field(default_factory=dict[str, int])
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])
-    region: Region | None = None
-    sources: tuple[Source, ...] = ()
+    tree: Any = ()
+    trained: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -65,9 +78,8 @@ class Piece:
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The outputs that are not written back."""
-        written = {number for _, number in self.writes}
-        return tuple(name for number, name in enumerate(self.outputs) if number not in written)
+        """The outputs that a caller gets."""
+        return tuple(self.outputs[leaf.number] for leaf in leaves_of(self.tree))
 
     @property
     def calls(self) -> list[fx.Node]:
@@ -136,88 +148,226 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
             fix="export the model before it is distributed",
         )
     copy = copy_graph(graph)
-    weights = weight_names(region, original)
-    inputs = input_names(region, original)
-    order = _in_order(region, copy)
-    places = {before: now for now, before in enumerate(order)}
-    # What is written back has the name of what it is written to.
-    written = {number: f"{(*inputs, *weights)[place]}.new" for place, number in region.mutations}
-    count = len(results_of(copy))
-    named = (
-        output_names(region.recipe, [number for number in range(count) if number not in written]) | written
+    passed = passed_on(region)
+    sources = (*region.inputs, *passed)
+    shift = len(passed)
+    _declare(copy, passed, len(region.inputs))
+    order = _in_order(region, sources, copy)
+    inputs = input_names(sources, original)
+    placeholders = [node for node in copy.nodes if node.op == "placeholder"]
+    given = dict(zip((sources[number] for number in order), placeholders, strict=False))
+    at = {source: number for number, source in enumerate(sources[number] for number in order)}
+    writes = [
+        (at[region.inputs[place]] if place < len(region.inputs) else place + shift, number)
+        for place, number in region.mutations
+    ]
+    weights = _Weights(copy, list(weight_names(region, original)), list(region.bound), len(sources))
+    results = results_of(copy)
+    now = {placeholders[place]: results[number] for place, number in writes}
+    found = (
+        _as_they_are(region, results)
+        if region.breaks or module
+        else read_results(region, copy, results, given, weights.node, now)
     )
+    names = tuple(inputs[number] for number in order)
+    # What is written back has the name of what it is written to.
+    written = tuple(f"{(*names, *weights.names)[place]}.new" for place, _ in writes)
+    outputs = unique((*found.names, *written))
+    nodes = _after_writes(copy, found.nodes, now)
+    copy.output_node().args = ((*nodes, *(results[number] for _, number in writes)),)
+    sizes, hints = _symbols(copy, region, len(sources))
+    tree, notes = _tree(found, outputs, len(written), hints)
     whole = Piece(
         entry.name,
         copy,
-        tuple(inputs[number] for number in order),
-        weights,
-        unique(named[number] for number in range(count)),
-        region.bound,
+        names,
+        unique(weights.names),
+        outputs,
+        tuple(weights.tensors),
         frozenset(
-            name
-            for name, source in zip(inputs, region.inputs, strict=True)
-            if isinstance(root_of(source), Kwarg)
+            inputs[number] for number, source in enumerate(sources) if isinstance(root_of(source), Kwarg)
         ),
-        tuple((places.get(place, place), number) for place, number in region.mutations),
-        *_symbols(copy, len(inputs)),
+        tuple((place, len(found.nodes) + number) for number, (place, _) in enumerate(writes)),
+        sizes,
+        hints,
         kinds_of(copy, original),
-        region,
-        tuple(region.inputs[number] for number in order),
-        _notes(entry),
+        tree,
+        region.state.grad_enabled,
+        (*_notes(entry, original), *notes),
     )
-    return _cut(whole, module) if module else whole
+    whole = _cut(whole, region, module) if module else whole
+    return replace(whole, notes=(*whole.notes, *_closed(whole, region, original)))
 
 
-def root_of(source: Source) -> Source:
-    """What a call, or a known object, gives, that the source was reached from."""
-    while not isinstance(source, (Arg, Kwarg, Known)):
-        source = source.base
-    return source
+def flat(piece: Piece) -> Piece:
+    """A piece as a format has it in which all names are apart, nothing is written, and only tensors are returned: an
+    input that is returned after it was written is what was written to it."""
+    results = piece.results
+    now = {piece.placeholders[place]: results[number] for place, number in piece.writes}
+    graph = copy_graph(piece.graph)
+    names = {node.name: node for node in graph.nodes}
+    graph.output_node().args = (tuple(names[now.get(node, node).name] for node in results),)
+    outputs = unique(piece.outputs, piece.inputs)
+    return replace(
+        piece, graph=graph, outputs=outputs, notes=(*piece.notes, *_left_out(piece.tree, piece.hints))
+    )
 
 
-def _in_order(region: Region, graph: fx.Graph) -> list[int]:
+def _left_out(tree: Any, hints: Mapping[str, int]) -> tuple[str, ...]:
+    left = ", ".join(map(repr, numbers_of(tree, hints)))
+    return (f"what is no tensor is left out of the result: {left}",) if left else ()
+
+
+def _after_writes(
+    graph: fx.Graph, nodes: Sequence[fx.Node], now: Mapping[fx.Node, fx.Node]
+) -> tuple[fx.Node, ...]:
+    """Results that are views of what is written, as a caller finds them: views of what was written.
+
+    before:  %v = select(%x, 0, 0), %n = add(%x, 1), return %v      %n is written to %x
+    after:   %n = add(%x, 1), %w = select(%n, 0, 0), return %w
+    """
+    made: dict[fx.Node, fx.Node] = dict(now)
+
+    def twin(node: fx.Node) -> fx.Node:
+        if node not in made:
+            is_view = view_base(node) is not None and storage_root(node) in now
+            made[node] = copy_node(graph, node, twin) if is_view else node
+        return made[node]
+
+    with graph.inserting_before(graph.output_node()):
+        return tuple(node if node.op == "placeholder" else twin(node) for node in nodes)
+
+
+def _declare(graph: fx.Graph, passed: Mapping[Source, TensorSpec], after: int) -> None:
+    """Placeholders for tensors that a region does not compute with."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    first = (
+        placeholders[after]
+        if after < len(placeholders)
+        else next(node for node in graph.nodes if node.op != "placeholder")
+    )
+    for number, spec in enumerate(passed.values()):
+        with graph.inserting_before(first):
+            graph.placeholder(f"passed_{number}").meta = {"val": spec, "bound": False}
+
+
+@dataclass(slots=True)
+class _Weights:
+    """The bound tensors of a graph, and those that its result has besides."""
+
+    graph: fx.Graph
+    names: list[str]
+    tensors: list[Tensor]
+    inputs: int
+
+    def node(self, tensor: Tensor, name: str) -> fx.Node:
+        """The placeholder of a tensor, which is there already or new."""
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        for node, known in zip(placeholders[self.inputs :], self.tensors, strict=True):
+            if known is tensor:
+                return node
+        with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
+            made = self.graph.placeholder(f"result_weight_{len(self.tensors)}")
+        made.meta = {"val": TensorSpec.of(tensor), "bound": True}
+        self.names.append(name)
+        self.tensors.append(tensor)
+        return made
+
+
+def _as_they_are(region: Region, results: Sequence[fx.Node]) -> Results:
+    """The outputs of a region that goes on after a break, which takes them as a tuple."""
+    written = {number for _, number in region.mutations}
+    nodes = tuple(node for number, node in enumerate(results) if number not in written)
+    names = ("output",) if len(nodes) == 1 else tuple(f"output_{number}" for number in range(len(nodes)))
+    return Results(tuple(Leaf(number) for number in range(len(nodes))), False, nodes, names, 0, ())
+
+
+def _tree(
+    found: Results, outputs: Sequence[str], written: int, hints: Mapping[str, int]
+) -> tuple[Any, list[str]]:
+    """What a call of the piece returns, and what to say of it."""
+    notes = list(found.notes)
+    shown = len(found.nodes) - found.stored
+    if (found.made and found.nodes) or (not shown and found.stored):
+        notes += _left_out(found.tree, hints)
+        return {outputs[number]: Leaf(number) for number in range(len(found.nodes))}, notes
+    if not shown:
+        notes.append("nothing is returned, so it returns what is written, by name")
+        return {name: Leaf(number) for number, name in enumerate(outputs[:written])}, notes
+    if found.stored:
+        names = ", ".join(outputs[shown : len(found.nodes)])
+        notes.append(f"what the model stores in objects is no result: {names}")
+    return found.tree, notes
+
+
+def _in_order(region: Region, sources: Sequence[Source], graph: fx.Graph) -> list[int]:
     """Have the inputs of a graph come in the order of a call: gives their numbers in the region in that order."""
 
     def key(number: int) -> tuple[int, int]:
-        source = root_of(region.inputs[number])
+        source = root_of(sources[number])
         if isinstance(source, Arg):
             return 0, source.index
         return (1, region.kwarg_names.index(source.name)) if isinstance(source, Kwarg) else (2, 0)
 
-    order = sorted(range(len(region.inputs)), key=key)
+    order = sorted(range(len(sources)), key=key)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for number in reversed(order):
         graph._root.append(placeholders[number])
     return order
 
 
-def _notes(entry: Entry) -> tuple[str, ...]:
+def _notes(entry: Entry, original: Callable[..., Any]) -> tuple[str, ...]:
     region = entry.region
     found = [f"it ends in a graph break: {record.cause}, line {record.line}" for record in region.breaks]
     if region.state.grad_enabled and any(tensor.requires_grad for tensor in region.bound):
         found.append(
             "it was captured for training: this is the forward; call it under torch.no_grad() for inference"
         )
-    if not is_rebuilt(region) and not region.breaks:
-        found.append("the result is tensors by name, as the object that the model returns is made by Python")
+    for guard in region.guards:
+        if guard.kind == "same" and all(
+            isinstance(root_of(each), (Arg, Kwarg)) for each in (guard.source, guard.expected)
+        ):
+            one, other = source_names((guard.source, guard.expected), original)
+            found.append(f"{one} and {other} were one tensor in the call, so they are one input")
     return tuple(found)
 
 
-def _symbols(graph: fx.Graph, inputs: int) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+def _symbols(
+    graph: fx.Graph, region: Region, inputs: int
+) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
     """Where symbols are the sizes of inputs, and what each was in the call that was captured."""
     sizes: dict[str, tuple[int, int]] = {}
-    hints: dict[str, int] = {}
     for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
-        spec = node.meta["val"]
-        for dim, size in enumerate(spec.shape):
-            if isinstance(size, SymbolicInt):
-                hints |= size.scope.hints
-                if number < inputs and str(size) in size.symbols():
-                    sizes.setdefault(str(size), (number, dim))
+        for dim, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, SymbolicInt) and number < inputs and str(size) in size.symbols():
+                sizes.setdefault(str(size), (number, dim))
+    scope = scope_of(graph)
+    hints = {symbol.name: symbol.hint for symbol in region.symbols} | ({} if scope is None else scope.hints)
     return sizes, hints
 
 
-def _cut(whole: Piece, module: str) -> Piece:
+def _closed(piece: Piece, region: Region, original: Callable[..., Any]) -> tuple[str, ...]:
+    """What to say of numbers that no input's size tells."""
+    names = (symbol_names(piece.graph) | symbols_of(piece.tree)) - piece.sizes.keys()
+    known = {symbol.name: symbol for symbol in region.symbols}
+    said: list[str] = []
+    for name in sorted(names):
+        symbol, value = known.get(name), piece.hints[name]
+        if symbol is None:
+            said.append(f"{name} = {value}")
+            continue
+        (text,) = source_names([symbol.source], original)
+        text += {"size": f".shape[{symbol.dim}]", "stride": f".stride({symbol.dim})"}.get(symbol.kind, "")
+        number = float_of_bits(value) if symbol.kind == "float" else -value if symbol.negated else value
+        said.append(f"{text} = {number!r}")
+    if not said:
+        return ()
+    return (
+        f"numbers that are no sizes of inputs are those of the call that was captured: {', '.join(said)}",
+    )
+
+
+def _cut(whole: Piece, region: Region, module: str) -> Piece:
     """What `module` computes: values that come from elsewhere are inputs, what is used elsewhere is an output."""
     known = modules_in(whole.graph)
     inside = [node for node in whole.calls if within(module_of(node), module)]
@@ -259,16 +409,19 @@ def _cut(whole: Piece, module: str) -> Piece:
     notes: tuple[str, ...] = ()
     if len(first) < len(inside):
         notes = (f"{module} is called again with what comes of its results, which is left out",)
+    sizes, hints = _symbols(graph, region, len(given))
     return Piece(
         f"{whole.name} {module}",
         graph,
-        unique(names.get(node, node.name) for node in given),
+        unique(names[node] if node in names else identifier(node.name, "input") for node in given),
         tuple(weights[node][0] for node in bound),
         ("output",) if len(results) == 1 else unique(f"output_{node.name}" for node in results),
         tuple(weights[node][1] for node in bound),
-        sizes=(found := _symbols(graph, len(given)))[0],
-        hints={**whole.hints, **found[1]},
+        sizes=sizes,
+        hints=hints,
         kinds=whole.kinds,
+        tree=Leaf(0) if len(results) == 1 else tuple(Leaf(number) for number in range(len(results))),
+        trained=whole.trained,
         notes=notes,
     )
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import io
+import keyword
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,15 @@ from torch import Tensor, fx, nn
 from torch.fx.traceback import annotate, preserve_node_meta
 
 from lampwork import pristine
+from lampwork.backends.core_aten import decomposition_of
 from lampwork.errors import ExportError, text_of
-from lampwork.exports.naming import is_rebuilt, rebuilt, state_of, unique
+from lampwork.exports.naming import state_of, unique
 from lampwork.exports.pieces import Piece
-from lampwork.graph.concrete import symbol_names
-from lampwork.graph.interpret import compute
+from lampwork.exports.results import rebuilt
+from lampwork.graph.interpret import compute, resolve
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import hint_of
+from lampwork.locks import new_lock
 from lampwork.loops.ir.symbols import evaluate
 
 _MARK = "lampwork"
@@ -43,7 +47,7 @@ def exported_program(piece: Piece, *, plain: bool = False) -> tuple[Any, tuple[s
         ExportError: torch does not take it.
     """
     export: Any = importlib.import_module("torch.export")
-    examples = [_example(node.meta["val"]) for node in piece.placeholders[: len(piece.inputs)]]
+    examples = [example(node.meta["val"]) for node in piece.placeholders[: len(piece.inputs)]]
     by_name = dict(zip(piece.inputs, examples, strict=True))
     args = tuple(value for name, value in by_name.items() if name not in piece.keywords)
     kwargs = {name: value for name, value in by_name.items() if name in piece.keywords}
@@ -53,29 +57,30 @@ def exported_program(piece: Piece, *, plain: bool = False) -> tuple[Any, tuple[s
             if not isinstance(size, int) and piece.sizes.keys() >= size.symbols():
                 opened[piece.inputs[number]][dim] = export.Dim.AUTO
     try:
-        with pristine.autocast("cpu", enabled=False), preserve_node_meta():
+        with _one_at_a_time, pristine.autocast("cpu", enabled=False), preserve_node_meta():
             found = export.export(_module(piece, plain), args, kwargs, dynamic_shapes=opened, strict=False)
     except Exception as error:
         raise ExportError(
-            f"torch.export does not take {piece.name}: {text_of(error).splitlines()[0]}",
+            f"torch.export does not take {piece.name}: {_first_line(error)}",
             fix="export a module in it with `module=`, or as .json or .dot",
         ) from error
     _place(found, piece)
     return found, _fixed(found, piece, opened)
 
 
-def _example(spec: TensorSpec) -> Tensor:
-    """A tensor with a spec's sizes in the call that was captured. Nobody reads its numbers."""
+def example(spec: TensorSpec, memory: Callable[[int], Tensor] | None = None) -> Tensor:
+    """A tensor with a spec's sizes in the call that was captured. `memory`: makes so many elements; else zeros."""
     shape, strides = ([int(hint_of(each)) for each in sizes] for sizes in (spec.shape, spec.strides))
     reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = pristine.zeros([reach if all(shape) else 0], dtype=spec.dtype, device=spec.device)
-    return memory.as_strided(shape, strides)  # which may meet itself
+    count = reach if all(shape) else 0
+    made = pristine.zeros([count], dtype=spec.dtype, device=spec.device) if memory is None else memory(count)
+    return made.as_strided(shape, strides)  # which may meet itself
 
 
 def _module(piece: Piece, plain: bool) -> nn.Module:
     """A module that runs the piece under torch's tracer."""
-    weights = _weights(piece)
-    module = state_of(zip(weights, piece.tensors, strict=True))
+    weights = _weights(piece, plain)
+    module = state_of(zip(weights, map(_stored, piece.tensors), strict=True))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         positional = (name for name in piece.inputs if name not in piece.keywords)
@@ -90,14 +95,25 @@ def _module(piece: Piece, plain: bool) -> nn.Module:
     return module
 
 
-def _weights(piece: Piece) -> tuple[str, ...]:
-    """The paths of weights as torch can write them."""
-    return unique(_writable(path) for path in piece.weights)
+def _weights(piece: Piece, plain: bool = False) -> tuple[str, ...]:
+    """The paths of weights as torch can write them; where inputs, outputs and weights share their names, as in ONNX, as
+    nothing else is called."""
+    return unique(map(_writable, piece.weights), (*piece.inputs, *piece.outputs) if plain else ())
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """A weight as torch can write it: a copy of what is made for inference only, or a part of more memory."""
+    if not tensor.is_inference() and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 def _writable(path: str) -> str:
-    """Without signs that end a string in the code that torch makes of a program, or a list in its files."""
-    return "".join(sign if sign.isprintable() and sign not in _SIGNS else "_" for sign in path)
+    """Without signs that end a string in the code that torch makes of a program, or a list in its files, and without
+    the words of Python, as that code reads attributes."""
+    kept = "".join(sign if sign.isprintable() and sign not in _SIGNS else "_" for sign in path)
+    return ".".join(f"{part}_" if keyword.iskeyword(part) else part for part in kept.split("."))
 
 
 def _run(
@@ -107,7 +123,7 @@ def _run(
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = [*inputs, *(state[name] for name in weights)]
     read = list(tensors)
-    if piece.region is not None and piece.region.state.grad_enabled and not plain:
+    if piece.trained and not plain:
         for place, _ in piece.writes:
             read[place] = tensors[place].clone()  # which backward may read after it was written
     numbers: dict[str, Any] = dict(piece.hints)
@@ -116,19 +132,33 @@ def _run(
     values: dict[fx.Node, Any] = dict(zip(piece.placeholders, read, strict=True))
     for node in piece.calls:
         with annotate({_MARK: node.name}):
-            values[node] = compute(node, values, numbers)
-    outputs = [values[node] for node in piece.results]
+            apart = decomposition_of(node.target) if plain and node.target in _MISREAD else None
+            values[node] = compute(node, values, numbers) if apart is None else _apart(apart, node, values)
     if plain:
-        return tuple(outputs)
+        return _each_its_own(piece, values)
     for place, number in piece.writes:
-        tensors[place].copy_(outputs[number])
-    region = piece.region
-    if region is not None and is_rebuilt(region):
-        found = dict(zip(piece.sources, inputs, strict=True))
-        return rebuilt(region.recipe, outputs, found, lambda index: evaluate(index, numbers))
-    named = dict(zip(piece.outputs, outputs, strict=True))
-    results = {name: named[name] for name in piece.returned}
-    return results if region is not None and not region.breaks else tuple(results.values())
+        tensors[place].copy_(values[piece.results[number]])
+    values.update(zip(piece.placeholders, tensors, strict=True))
+    outputs = [values[node] for node in piece.results]
+    return rebuilt(piece.tree, outputs, lambda index: evaluate(index, numbers))
+
+
+_MISREAD = frozenset({torch.ops.aten._native_batch_norm_legit_functional.default})
+"""Operators that torch's exporter to ONNX writes wrongly, and rightly what torch decomposes them into."""
+
+
+def _apart(function: Any, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    return function(*resolve(node.args, values), **resolve(node.kwargs, values))
+
+
+def _each_its_own(piece: Piece, values: Mapping[fx.Node, Any]) -> tuple[Any, ...]:
+    """The outputs of a piece, none of which is an input, a weight or another output: a file names each of them."""
+    seen = set(piece.placeholders)
+    found: list[Any] = []
+    for node in piece.results:
+        found.append(values[node].clone() if node in seen else values[node])
+        seen.add(node)
+    return tuple(found)
 
 
 def _place(program: Any, piece: Piece) -> None:
@@ -178,14 +208,7 @@ def _fixed(program: Any, piece: Piece, opened: Mapping[str, Mapping[int, Any]]) 
                 notes.append(
                     f"dimension {dim} of {name} is {value.shape[dim]} only: torch.export cannot leave it open"
                 )
-    if numbers := [f"{symbol} = {piece.hints[symbol]}" for symbol in _closed(piece)]:
-        notes.append(f"numbers that are no sizes of inputs are those of the call: {', '.join(numbers)}")
     return tuple(notes)
-
-
-def _closed(piece: Piece) -> list[str]:
-    """Symbols of the graph that no input's size tells."""
-    return sorted((symbol_names(piece.graph) - piece.sizes.keys()) & piece.hints.keys())
 
 
 def save(piece: Piece, target: Path, path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
@@ -195,5 +218,22 @@ def save(piece: Piece, target: Path, path: Path) -> tuple[tuple[str, ...], tuple
         ExportError: torch does not take it.
     """
     program, notes = exported_program(piece)
-    torch.export.save(program, target)
+    data = io.BytesIO()  # torch's own writer ends the process if the disk is full
+    try:
+        with _one_at_a_time:
+            torch.export.save(program, data)
+    except Exception as error:
+        raise ExportError(
+            f"torch.export.save does not take {piece.name}: {_first_line(error)}",
+            fix="export a module in it with `module=`, or as .json or .dot",
+        ) from error
+    target.write_bytes(data.getbuffer())
     return notes, ()
+
+
+_one_at_a_time = new_lock()
+"""torch.export keeps what it traces in globals."""
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(text_of(error).splitlines()), type(error).__name__)

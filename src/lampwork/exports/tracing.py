@@ -5,6 +5,7 @@ Nothing imports this file where it does not.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from lampwork.compiled.entries import Entry
 from lampwork.compiled.function import Function
 from lampwork.compiled.listening import listeners
 from lampwork.compiled.stages import Compilation, Stages
+from lampwork.errors import warn
 from lampwork.exports.trace import Said, said_of, said_of_half, said_of_refusal
 from lampwork.standard import itertools
 
@@ -63,6 +65,20 @@ class _Tracing:
 
 
 def _write(said: Iterable[Said]) -> None:
+    try:
+        _hand_on(said)
+    except OSError as error:
+        listeners[:] = [each for each in listeners if not isinstance(each, _Tracing)]
+        warn(
+            f"nothing more is written to {os.environ.get('TORCH_TRACE')!r}, where TORCH_TRACE points: {error}"
+        )
+
+
+def _hand_on(said: Iterable[Said]) -> None:
+    """
+    Raises:
+        OSError: torch cannot write to the folder.
+    """
     for each in said:
         identity = CompileId(frame_id=each.frame, frame_compile_id=each.version)
         with compile_context(CompileContext(identity)):

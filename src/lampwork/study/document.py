@@ -9,11 +9,14 @@ from typing import Any, cast
 
 from lampwork.errors import StudyError, text_of
 from lampwork.records import record
-from lampwork.standard import math
 from lampwork.written import write_whole
 
 SCHEMA = 1
 """Rises when a key changes its meaning or is dropped; new ones may come."""
+
+LEAST, MOST = 1e-30, 1e30
+"""Between these are all numbers that are not 0: what is made of them, such as the inverse of a square, is finite."""
+LARGEST = 2**63 - 1
 
 AGAIN = "measure again: lampwork study --json FILE"
 
@@ -32,7 +35,7 @@ class Maybe:
     of: Any
 
 
-COUNT, NUMBER, TEXT, FLAG = "a whole number", "a number", "a text", "true or false"
+COUNT, NUMBER, TIME, TEXT, FLAG = "a whole number", "a number", "a number above 0", "a text", "true or false"
 
 _COUNTS = Each(COUNT)
 _RECORDS = [{"code": TEXT, "cause": TEXT}]
@@ -136,7 +139,9 @@ def check(document: Any, source: str = "the document") -> Mapping[str, Any]:
         raise StudyError(f"{source} is no result of lampwork study", fix=AGAIN)
     found = cast("dict[str, Any]", document)
     if found["schema"] != SCHEMA:
-        raise StudyError(f"{source} has schema {found['schema']!r}, this version reads {SCHEMA}", fix=AGAIN)
+        raise StudyError(
+            f"{source} has schema {_text(found['schema'])}, this version reads {SCHEMA}", fix=AGAIN
+        )
     _check(found, DOCUMENT, "", source)
     for name in ("cpu", "python", "torch"):
         _check(found["machine"].get(name), TEXT, f"machine.{name}", source)
@@ -149,9 +154,20 @@ def check(document: Any, source: str = "the document") -> Mapping[str, Any]:
         _check(row, ROW, where, source)
         for part in MORE.keys() & row.keys():
             _check(row[part], MORE[part], f"{where}.{part}", source)
+        for part in ("columns", "switches", *(MORE.keys() & row.keys() - {"time"})):
+            for name, column in row[part].items():
+                _check_column(column, f"{where}.{part}.{name}", source)
+        if not row["work"]["eager_bytes_read"] + row["work"]["eager_bytes_written"]:
+            raise _wrong(0, "bytes that eager moves", f"{where}.work.eager_bytes_read", source)
         if row["switches"].keys() != known:
             raise StudyError(f"{source}: {where}.switches are not those of the document", fix=AGAIN)
     return found
+
+
+def _check_column(column: Mapping[str, Any], where: str, source: str) -> None:
+    """What did not fail was measured: it has times, which are above 0."""
+    for name in () if column["failure"] else ("call_seconds", "speedup", "first_call_seconds"):
+        _check(column[name], TIME, f"{where}.{name}", source)
 
 
 def _check(value: Any, shape: Any, where: str, source: str) -> None:
@@ -179,9 +195,10 @@ def _check(value: Any, shape: Any, where: str, source: str) -> None:
 def _is(value: Any, shape: str) -> bool:
     match shape:
         case "a whole number":
-            return type(value) is int and value >= 0
-        case "a number":
-            return type(value) in (int, float) and math.isfinite(value) and value >= 0
+            return type(value) is int and 0 <= value <= LARGEST
+        case "a number" | "a number above 0":
+            between = type(value) in (int, float) and LEAST <= value <= MOST
+            return between or (shape == NUMBER and type(value) in (int, float) and value == 0)
         case "a text":
             return isinstance(value, str)
         case _:
@@ -195,7 +212,15 @@ def _as(value: Any, kind: type, where: str, source: str) -> Any:
 
 
 def _wrong(value: Any, expected: str, where: str, source: str) -> StudyError:
-    return StudyError(f"{source}: {where} is {str(value)[:80]!r}, expected {expected}", fix=AGAIN)
+    return StudyError(f"{source}: {where} is {_text(value)!r}, expected {expected}", fix=AGAIN)
+
+
+def _text(value: Any) -> str:
+    """Its first signs; of a number of thousands of digits, and of lists in lists in lists, Python makes no text."""
+    try:
+        return str(value)[:80]
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
 
 
 def _at(where: str, name: str) -> str:
@@ -212,6 +237,8 @@ def read(path: Path) -> Mapping[str, Any]:
         return check(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
         raise StudyError(f"{path} cannot be read: {error.strerror}", fix="give the path of a file") from error
+    except RecursionError as error:
+        raise StudyError(f"{path} has lists in lists, deeper than any result", fix=AGAIN) from error
     except ValueError as error:
         raise StudyError(f"{path} is no JSON: {text_of(error)}", fix=AGAIN) from error
 

@@ -89,6 +89,24 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_paths_that_name_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dir.pt2").mkdir()
+    for path, said in (
+        ("", "path is ''"),
+        (b"a.pt2", "path is b'a.pt2'"),
+        (None, "path is None"),
+        (".pt2", "'.pt2' is a suffix without a name\n  fix: name the file: model.pt2"),
+        ("dir.pt2", "'dir.pt2' is a folder, and .pt2 says"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            lampwork.export(torch.relu, path, X)  # pyright: ignore[reportArgumentType]
+    for path in ("a" * 300 + ".pt2", "a\0.onnx"):
+        with pytest.raises(ExportError, match="cannot be written: (File name too long|.*null byte)"):
+            lampwork.export(torch.relu, path, X)
+    assert [each.name for each in tmp_path.iterdir()] == ["dir.pt2"]
+
+
 @torch.no_grad()
 def test_only_what_the_call_ran(tmp_path: Path) -> None:
     compiled = lampwork.compile(lambda x, up: x + 1 if up else x * 2)
@@ -124,6 +142,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", *arguments]) == 0
     said = capsys.readouterr()
     assert said.out == "['--a', '1']\n" and "dot of Sequential#0 1" in said.err
+    after = [str(script), str(out), "--function", "loss", "--", "a", "--b"]
+    assert main(["export", *after]) == 0
+    assert capsys.readouterr().out == "['a', '--b']\n"
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    assert "script OUT [-- arguments of the script]" in " ".join(capsys.readouterr().out.split())
     assert main(["export", str(script), str(out), "--function", "los"]) == 1
     assert "fix: did you mean 'loss'?" in capsys.readouterr().err
     assert main(["export", str(script), str(out), "--region", "2"]) == 1

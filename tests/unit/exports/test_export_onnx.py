@@ -114,7 +114,10 @@ def test_open_sizes_by_torch(path: Path) -> None:
     compiled = lampwork.compile(model, dynamic=True)
     compiled(torch.randn(2, 3, 8), scale)
     found = lampwork.export(compiled, path)
-    assert found.notes == ("written by torch.onnx.export, as sizes are left open",)
+    assert found.notes == (
+        "what is no tensor is left out of the result: 4",
+        "written by torch.onnx.export, as sizes are left open",
+    )
     x = torch.randn(5, 7, 8)
     assert error(run(path, x, scale)["output"], model(x, scale)[0]) < 1e-5
     written = onnx.load(path)
@@ -160,3 +163,98 @@ def test_package_that_is_missing(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"needs the package onnx.*\n  fix: pip install onnx"):
         lampwork.export(torch.relu, path, torch.randn(3))
+
+
+def test_batch_statistics_by_torch(path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model, other = (torch.nn.BatchNorm1d(2).train() for _ in range(2))
+    x = torch.randn(5, 2) * 3 + 1
+    with torch.no_grad():
+        found = lampwork.export(model, path, x)
+        model(x)
+        expected = other(x), other(x)
+    assert found.notes[0].startswith("written by torch.onnx.export")
+    result = run(path, x)
+    assert error(result["output"], expected[1]) < 1e-5
+    # The call that was captured was a call too.
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert error(result[f"{name}.new"], other.get_buffer(name)) < 1e-5, name
+
+
+def test_what_torch_writes_wrongly_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    from lampwork.exports import onnx_model
+
+    by_torch = onnx_model._by_torch
+
+    def wrong(piece: Any) -> Any:
+        model, notes = by_torch(piece)
+        (node,) = (node for node in model.graph.node if node.op_type == "Add")
+        node.op_type = "Sub"
+        return model, notes
+
+    monkeypatch.setattr(onnx_model, "_by_torch", wrong)
+    with pytest.raises(ExportError, match=r"what torch.onnx.export writes of .* is wrong: output is off by"):
+        lampwork.export(lambda x: x.sort()[0] + x, path, torch.randn(3))
+    assert not list(path.parent.iterdir())
+
+
+def test_without_a_runtime_the_reference_runs_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    from lampwork.exports import compared
+
+    find = compared.importlib.util.find_spec
+    monkeypatch.setattr(
+        compared.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
+    )
+    found = lampwork.export(lambda x: x.sort()[0], path, torch.randn(3))
+    assert len(found.notes) == 1 and found.notes[0].startswith("written by torch.onnx.export")
+
+
+def test_what_is_not_run_is_said(path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    found = lampwork.export(lambda x: x.sort()[0] + torch.rand(3), path, torch.randn(3))
+    assert "it was not run for a test: rand is random" in found.notes
+
+
+@torch.no_grad()
+def test_what_divides_and_what_may_draw_is_run(path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    x = torch.tensor([5, 7, 9], dtype=torch.uint8)
+    found = lampwork.export(lambda x, y: x // y, path, (x, x - 2))
+    assert len(found.notes) == 1
+    found = lampwork.export(torch.nn.GRU(3, 4).eval(), path, torch.randn(2, 3))
+    assert len(found.notes) == 1
+
+
+@torch.no_grad()
+def test_names_are_apart(path: Path) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Alike(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3) * 2)
+            self.y = torch.nn.Parameter(torch.ones(3) * 3)
+
+        def forward(self, weight: Tensor) -> Any:
+            return {"weight": (weight * self.weight).sort()[0], "y": weight * self.y}
+
+    x = torch.randn(3)
+    found = lampwork.export(Alike(), path, x)
+    assert (found.inputs, found.outputs) == (("weight",), ("weight_1", "y"))
+    result = run(path, x)
+    assert tuple(result) == found.outputs
+    assert error(result["weight_1"], (x * 2).sort()[0]) == 0 and error(result["y"], x * 3) == 0
+
+
+def test_errors_of_onnx_are_ours(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise onnx.checker.ValidationError("no such thing\nat all")
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    with pytest.raises(
+        ExportError, match="onnx does not take the model of .*: ValidationError: no such thing"
+    ):
+        lampwork.export(torch.relu, path, torch.randn(3))
+    assert not list(path.parent.iterdir())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from export_models import ODD_NAMES, Attention, Counting, Held, Odd, TwoLayers, breaking, error
 
 import lampwork
+from lampwork.errors import ExportError
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_a_module_of_it(path: Path) -> None:
     with torch.no_grad():
         found = lampwork.export(model, path, x, module="net")
         assert found.regions == ("TwoLayers#0 net",)
-        (result,) = torch.export.load(path).module()(x)
+        result = torch.export.load(path).module()(x)
         assert error(result, model.net(x)) == 0
 
 
@@ -111,4 +114,86 @@ def test_a_module_that_a_function_reaches(path: Path) -> None:
     lampwork.export(step, path, x, module="model.net.0")
     program = torch.export.load(path)
     assert {*program.state_dict} == {"model.net.0.weight", "model.net.0.bias"}
-    assert error(program.module()(x)[0], model.net[0](x)) < 1e-6
+    assert error(program.module()(x), model.net[0](x)) < 1e-6
+
+
+@torch.no_grad()
+def test_modules_called_as_words_of_python(path: Path) -> None:
+    model = torch.nn.ModuleDict({"in": torch.nn.Linear(3, 3), "class": torch.nn.Linear(3, 3)})
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return model["class"](model["in"](x))
+
+    x = torch.randn(2, 3)
+    found = lampwork.export(run, path, x)
+    assert "'model.in.weight' is 'model.in_.weight' in it, as torch cannot write the name" in found.notes
+    assert error(torch.export.load(path).module()(x), run(x)) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk")
+@torch.no_grad()
+def test_a_full_disk(path: Path) -> None:
+    with pytest.raises(ExportError, match="cannot be written to '/dev/full': No space left on device"):
+        lampwork.export(torch.relu, "/dev/full", torch.ones(3), format="pt2")
+
+
+@torch.no_grad()
+def test_weights_that_were_replaced(path: Path) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 3)).eval(), torch.randn(2, 3)
+    compiled = lampwork.compile(model)
+    compiled(x)
+    model[0].weight = torch.nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(
+        ExportError, match=r"compiled with another self.0.weight than there is now\n  fix: pass"
+    ):
+        lampwork.export(compiled, path)
+    with pytest.raises(ExportError, match="compiled with another"):
+        lampwork.export(compiled, path, region=0)
+    compiled(x)
+    lampwork.export(compiled, path)  # of two regions the one that has them
+    assert error(torch.export.load(path).module()(x), model(x)) < 1e-6
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()}, assign=True)
+    with pytest.raises(ExportError, match="compiled with another"):
+        lampwork.export(compiled, path)
+
+
+@torch.no_grad()
+def test_a_model_that_changed(path: Path) -> None:
+    model, x = torch.nn.Dropout(0.5).eval(), torch.randn(2, 3)
+    compiled = lampwork.compile(lambda x: model(x) + 1)
+    compiled(x)
+    assert not lampwork.export(compiled, path).notes
+    model.train()
+    assert "the model changed since" in lampwork.export(compiled, path).notes[0]
+
+
+@torch.no_grad()
+def test_weights_that_torch_cannot_write(path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)), torch.randn(2, 3)
+    both = torch.randn(2, 3, 3)
+    for number in range(2):
+        model[number].weight = torch.nn.Parameter(both[number])
+    with torch.inference_mode():
+        model[0].bias = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+    lampwork.export(model, path, x)
+    assert error(torch.export.load(path).module()(x), model(x)) < 1e-6
+    assert not any("complete tensor" in str(each.message) for each in recwarn)
+
+
+@torch.no_grad()
+def test_in_several_threads(path: Path) -> None:
+    compiled, x, failed = lampwork.compile(torch.nn.Linear(3, 3)), torch.ones(2, 3), list[Exception]()
+    compiled(x)
+
+    def write(number: int) -> None:
+        try:
+            lampwork.export(compiled, path.with_name(f"{number}.pt2"))
+        except Exception as error:  # noqa: BLE001
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -119,6 +119,16 @@ def test_as_it_compiles(traced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (traced / "page" / "index.html").exists()
 
 
+def test_a_folder_that_cannot_be_made(traced: Path) -> None:
+    traced.write_text("a file")
+    count = len(listeners)
+    compiled = lampwork.compile(torch.nn.Linear(3, 2))
+    with pytest.warns(lampwork.LampworkWarning, match="nothing more is written to .*File exists") as warned:
+        compiled(torch.randn(4, 3))
+        compiled(torch.randn(5, 3).double().float().requires_grad_())
+    assert len(warned) == 1 and len(listeners) == count - 1
+
+
 @pytest.mark.skipif("TORCH_TRACE" in os.environ, reason="a trace is written")
 def test_nothing_is_loaded_without_a_folder() -> None:
     assert "lampwork.exports.tracing" not in sys.modules and not listeners

@@ -112,6 +112,13 @@ def test_a_quick_run_says_that_it_is_one():
     assert "Where the time goes" not in made["study.md"]
 
 
+def nested(depth):
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +140,21 @@ def test_a_quick_run_says_that_it_is_one():
             "time.seconds is '[1]', expected an object",
         ),
         (lambda d: d.update(architectures={}), "architectures is '{}', expected a list"),
+        (
+            lambda d: d["architectures"][0]["columns"]["everything"].update(call_seconds=None),
+            "columns.everything.call_seconds is 'None', expected a number above 0",
+        ),
+        (
+            lambda d: d["architectures"][0]["switches"]["fusion"].update(speedup=1e-320),
+            "switches.fusion.speedup is '1e-320', expected a number",
+        ),
+        (lambda d: d["architectures"][0]["work"].update(flops=10**400), "work.flops is '1000"),
+        (lambda d: d.update(took_seconds=10**5000), "took_seconds is 'a int', expected a number"),
+        (lambda d: d.update(took_seconds=nested(100_000)), "took_seconds is 'a list', expected a number"),
+        (
+            lambda d: d["architectures"][0]["work"].update(eager_bytes_read=0, eager_bytes_written=0),
+            "work.eager_bytes_read is '0', expected bytes that eager moves",
+        ),
     ],
 )
 def test_a_damaged_document_says_where(damage, says):
@@ -146,6 +168,12 @@ def test_what_is_new_in_a_document_is_no_damage():
     document = canned.document()
     document["new"] = document["architectures"][0]["fusion"]["new"] = 1
     check(document)
+
+
+def test_a_file_of_lists_in_lists(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(StudyError, match="has lists in lists"):
+        read(tmp_path / "deep.json")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
