@@ -1,7 +1,8 @@
 """How long reports take to open and to answer, in a browser: `PYTHONPATH=src python report/measure.py`.
 
 Opening is from the start of navigation to the page being there, in milliseconds; an answer is from the event to the
-second frame after it, which is when a reader sees it. Medians, and the best, of some tries.
+second frame after it, which is when a reader sees it; half a second after the page is there, as readers look first.
+Medians, and the best, of some tries.
 """
 
 import shutil
@@ -80,6 +81,7 @@ def opening(browser, path):
 
 def answer(browser, path, view, act, first=""):
     shown = load(browser, path, view)
+    shown.wait_for_timeout(500)
     time = shown.evaluate(
         f"async () => {{ {HELPERS} {first}; await frames(); const start = performance.now(); {act}; await frames();"
         " return performance.now() - start; }"

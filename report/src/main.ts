@@ -1,13 +1,13 @@
 // The frame around the views: header, navigation, the panel at the side, keys, and the place in the address.
 import { readPlace, writePlace, type App, type Place, type View, type ViewKind } from "./app";
-import { h, set } from "./dom";
+import { h, set, whenIdle } from "./dom";
 import { load } from "./load";
 import { RegionModel } from "./model";
 import { panel } from "./panel";
 import { Search } from "./search";
 import type { Region, Report } from "./schema";
 import { codeView, compileTime, constants, fusion, guards, memory } from "./views/facts";
-import { graph } from "./views/graph";
+import { graph, prepare } from "./views/graph";
 import { kernels } from "./views/kernels";
 import { modules } from "./views/modules";
 import { overview } from "./views/overview";
@@ -202,8 +202,11 @@ function themeButton(): HTMLElement {
 
 async function start(): Promise<void> {
   try {
-    new Page(await load());
+    const page = new Page(await load());
     document.documentElement.dataset.ready = "yes";
+    // While the reader looks at the first view: what the others take longest for.
+    whenIdle(() => prepare(page.region()));
+    whenIdle(() => void page.region().history.at(page.region().history.steps.length));
   } catch (error) {
     const what = error instanceof Error ? error.message : String(error);
     document.getElementById("page")!.replaceChildren(h("main.failed", h("h1", "This report cannot be shown"), h("p", { role: "alert" }, what)));

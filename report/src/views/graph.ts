@@ -213,6 +213,13 @@ function drawing(region: RegionModel): { hierarchy: Hierarchy; layout: Layout } 
   return made;
 }
 
+/** What the view shows first, laid out before somebody asks for it. */
+export function prepare(region: RegionModel): void {
+  if (!region.history.order.length) return;
+  const { hierarchy, layout } = drawing(region);
+  layout.place(firstOpen(hierarchy.root));
+}
+
 function inSight(box: Box | undefined, elements: Map<Box, HTMLElement>): Box | undefined {
   let at = box;
   while (at && !elements.has(at)) at = at.parent;
