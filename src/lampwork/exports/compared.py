@@ -54,7 +54,7 @@ def compare(piece: Piece, model: onnx.ModelProto) -> tuple[str, ...]:
     chooses = any(packet_name(node.target) in _CHOOSING for node in piece.calls)
     notes: list[str] = []
     for name, found, wanted in zip(piece.outputs, results, expected, strict=True):
-        said = _difference(torch.from_numpy(np.asarray(found).copy()), wanted)
+        said = _difference(pristine.from_numpy(np.asarray(found).copy()), wanted)
         if said is None:
             continue
         if chooses and not wanted.dtype.is_floating_point:
@@ -104,8 +104,8 @@ def _random(spec: TensorSpec, seed: int, least: int) -> Tensor:
 
     def memory(count: int) -> Tensor:
         if spec.dtype.is_floating_point:
-            return torch.from_numpy(draw.standard_normal(count)).to(spec.dtype)
-        return torch.from_numpy(draw.integers(least, least + 2, count)).to(spec.dtype)
+            return pristine.from_numpy(draw.standard_normal(count)).to(spec.dtype)
+        return pristine.from_numpy(draw.integers(least, least + 2, count)).to(spec.dtype)
 
     return example(spec, memory)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import sympy  # noqa: F401  (which keeps what it finds when it is imported, for all tests after these)
 import torch
 
 import lampwork
