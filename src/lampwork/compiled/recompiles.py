@@ -22,23 +22,15 @@ from lampwork.capture.model.printing import (
     format_tensor,
 )
 from lampwork.capture.model.region import (
-    Arg,
-    Attr,
-    CellContents,
-    DictItem,
     GlobalState,
     Guard,
-    InstanceDict,
-    Item,
     Known,
-    Kwarg,
     Record,
     Region,
-    Result,
-    Slot,
     Source,
     Symbol,
     TensorGuard,
+    root_of,
 )
 from lampwork.compiled.callables import target_of
 from lampwork.errors import Location
@@ -288,7 +280,7 @@ def _of_sizes(version: Version, guard: Guard, where: str, value: torch.Tensor) -
 def _code(guard: Guard, call: Call) -> str:
     if guard.kind in _ALIAS_KINDS:
         return "LW147"
-    if isinstance(_root(guard.source), Known):
+    if isinstance(root_of(guard.source), Known):
         return "LW146"
     if guard.kind == "equals":
         return "LW141"
@@ -417,23 +409,6 @@ def _dims_text(dims: tuple[int, ...]) -> str:
 def _form(count: int, keywords: tuple[str, ...]) -> str:
     text = f"{count} positional argument{'' if count == 1 else 's'}"
     return f"{text} and {', '.join(keywords)}" if keywords else text
-
-
-def _root(source: Source) -> Source:
-    while True:
-        match source:
-            case (
-                Attr(base)
-                | Slot(base)
-                | DictItem(base)
-                | Item(base)
-                | CellContents(base)
-                | InstanceDict(base)
-                | Result(base)
-            ):
-                source = base
-            case Arg() | Kwarg() | Known():
-                return source
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lampwork.api import arguments_of, check_keywords, check_model, function_of, make_function, original_of
 from lampwork.backends.eager import EagerBackend
 from lampwork.capture.model.evaluate import holds
-from lampwork.capture.model.region import Known
+from lampwork.capture.model.region import Known, root_of
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
 from lampwork.compiled.function import Function
@@ -22,9 +22,6 @@ from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.pipeline import build_entry
 from lampwork.display import Shown
 from lampwork.errors import ExportError, OptionError, text_of
-from lampwork.exports.drawing import drawings
-from lampwork.exports.pieces import flat, modules_in, piece_of, within
-from lampwork.exports.results import root_of
 from lampwork.inspect.profile.watch import UNSEEN, Times, Watch
 from lampwork.records import record
 from lampwork.runtime import Compiled
@@ -266,6 +263,8 @@ def _selected(regions: Sequence[Place], region: int | str | None, module: str) -
             fix="lampwork.explain(model)(*args) says why; the graph breaks and refusals are among its reasons",
         )
     if module:
+        from lampwork.exports.pieces import modules_in, within
+
         known = tuple(
             dict.fromkeys(m for place in found for m in modules_in(cast(Any, place.entry.stages.aten)))
         )
@@ -345,6 +344,8 @@ _DRAW = {"model-explorer": "lampwork.exports.model_explorer", "dot": "lampwork.e
 
 def _program(format: str, path: Path, place: Place, module: str, also: Sequence[str]) -> Exported:
     _needs(format)
+    from lampwork.exports.pieces import flat, piece_of
+
     piece = piece_of(place.entry, place.function.original, module)
     if format == "onnx":
         piece = flat(piece)
@@ -367,6 +368,8 @@ def _drawing(format: str, path: Path, found: Sequence[Place], module: str, times
         from lampwork.exports.trace import save_trace
 
         return Exported(path, format, names, files=(save_trace(found, path),))
+    from lampwork.exports.drawing import drawings
+
     drawn = [
         each for place in found for each in drawings(place.entry, place.function.original, module, times)
     ]

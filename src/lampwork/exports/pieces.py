@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, fx, nn
 
-from lampwork.capture.model.region import Arg, Kwarg, Region, Source
+from lampwork.capture.model.region import Arg, Kwarg, Region, Source, root_of
 from lampwork.checks import nearest
 from lampwork.compiled.entries import Entry
 from lampwork.errors import ExportError
@@ -20,7 +20,6 @@ from lampwork.exports.results import (
     numbers_of,
     passed_on,
     read_results,
-    root_of,
     symbols_of,
 )
 from lampwork.graph.concrete import scope_of, symbol_names

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from lampwork.capture.breaks import recipe
 from lampwork.capture.model.evaluate import find
-from lampwork.capture.model.region import Arg, Known, Kwarg, Region, Source, TensorGuard
+from lampwork.capture.model.region import Known, Region, Source, TensorGuard, root_of
 from lampwork.errors import ExportError
 from lampwork.exports.naming import identifier, unique
 from lampwork.graph.concrete import scope_of
@@ -100,13 +100,6 @@ def rebuilt(tree: Any, tensors: Sequence[Any], number: Callable[[Index], Any]) -
             return items if isinstance(tree, list) else tuple(items)
         case _:
             return tree
-
-
-def root_of(source: Source) -> Source:
-    """What a call, or a known object, gives, that the source was reached from."""
-    while not isinstance(source, (Arg, Kwarg, Known)):
-        source = source.base
-    return source
 
 
 def passed_on(region: Region) -> dict[Source, TensorSpec]:

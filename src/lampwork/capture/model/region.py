@@ -111,6 +111,14 @@ class Result(Shown):
 
 Source = Arg | Kwarg | Known | Attr | Slot | DictItem | Item | CellContents | InstanceDict | Result
 
+
+def root_of(source: Source) -> Arg | Kwarg | Known:
+    """What a call gives, or the known object, that a source was reached from."""
+    while not isinstance(source, (Arg, Kwarg, Known)):
+        source = source.base
+    return source
+
+
 # --- guards -----------------------------------------------------------------------------------------------------------
 
 GuardKind = Literal[
