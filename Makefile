@@ -43,7 +43,7 @@ setup: $(EXTENSION) ## make the virtual environment and build the extension
 demo: $(PACKAGE) ## compile AlexNet and BERT-base, compare with eager and torch.compile
 	$(BIN)/python examples/demo.py
 
-# Which tests; all of them, if none are named. SHARE=4: of tests with many cases every fourth, as CI does.
+# Which tests; all of them, if none are named. SHARE=6: of tests with many cases every sixth, as CI does.
 TESTS ?=
 SHARE ?= 1
 

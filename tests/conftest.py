@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in kept]
 
 
-FEW = 4
+FEW = 3
 """A test with no more cases than this always runs all of them."""
 
 
