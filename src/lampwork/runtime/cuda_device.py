@@ -17,6 +17,10 @@ T = TypeVar("T")
 SETTLES = 4
 """How many errors a failed capture may leave to whoever launches next."""
 
+FAR = 1 << 40
+"""From where the device's generator stands to where one stands that a capture has without drawing: what another thread
+draws in the moment in which it is the device's is none of the numbers that are drawn otherwise."""
+
 
 class Replayable(Protocol):
     """Work of a device, recorded. Its destruction gives its memory back to its pool."""
@@ -55,10 +59,10 @@ class Device(Protocol):
         ...
 
     def capture(
-        self, memory: Any, prepare: Callable[[], T], run: Callable[[T], Sequence[Tensor]]
+        self, memory: Any, prepare: Callable[[], T], run: Callable[[T], Sequence[Tensor]], draws: bool
     ) -> tuple[Replayable, T, Sequence[Tensor]]:
         """Record `run(prepare())`, which computes nothing yet and allocates in `memory`: the work, what `prepare` gave,
-        and what `run` gave.
+        and what `run` gave. draws: whether `run` may draw random numbers.
 
         Raises:
             Exception: what either raised, and that the device cannot record what it was given.
@@ -95,7 +99,7 @@ class Cuda:
             return self._torch.cuda.MemPool()
 
     def capture(
-        self, memory: Any, prepare: Callable[[], T], run: Callable[[T], Sequence[Tensor]]
+        self, memory: Any, prepare: Callable[[], T], run: Callable[[T], Sequence[Tensor]], draws: bool
     ) -> tuple[Replayable, T, Sequence[Tensor]]:
         cuda = self._torch.cuda
         if self._side is None:
@@ -107,53 +111,55 @@ class Cuda:
         with without_collections(), cuda.stream(self._side):
             self._torch._C._cuda_clearCublasWorkspaces()
             graph = cuda.CUDAGraph()
-            # Other threads go on allocating and synchronizing meanwhile.
-            graph.capture_begin(pool=memory.id, capture_error_mode="thread_local")
             try:
+                self._begin(graph, memory, draws)
                 prepared = prepare()
                 results = run(prepared)
             except BaseException:
-                self._abandon(graph, memory)
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                self._recover(memory, draws)
                 raise
-            self._end(graph, memory)
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._recover(memory, draws)
+                raise
         before.wait_stream(self._side)
         self._torch._C._cuda_clearCublasWorkspaces()
         return graph, prepared, results
 
-    def _end(self, graph: Any, memory: Any) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            self._recover(memory)
-            raise
-
-    def _recover(self, memory: Any) -> None:
-        """After a capture that torch could not end, its allocator and its generator are in the midst of it. No other
-        capture is begun to end theirs: the first one's errors may end that one too."""
-        with contextlib.suppress(RuntimeError):
-            self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
-        with contextlib.suppress(RuntimeError):
-            self._torch._C._cuda_releasePool(self._index, memory.id)
-        self._free_generator()
-
-    def _free_generator(self) -> None:
-        """Have the device's generator draw again, if it waits for the end of a capture: it gets a state of its own, as
-        it stands. Graphs of before would draw from the former one, so they are not replayed any more."""
+    def _begin(self, graph: Any, memory: Any, draws: bool) -> None:
+        """Torch has a capture take the device's generator, which until its end refuses to draw for anybody else. A
+        capture that draws nothing takes another one's state: nobody notices it, nor whether it fails."""
         generator = self._torch.cuda.default_generators[self._index]
-        offset = generator.get_offset()
-        # Whoever launches next meets the errors of the capture that nobody has asked for: these pass.
-        if not any(self._draws(generator) for _ in range(SETTLES)):
+        with contextlib.ExitStack() as stack:
+            if not draws:
+                stack.callback(generator.graphsafe_set_state, generator.graphsafe_get_state())
+                apart = generator.clone_state()
+                apart.set_offset(apart.get_offset() + FAR)
+                generator.graphsafe_set_state(apart)
+            # Other threads go on allocating and synchronizing meanwhile.
+            graph.capture_begin(pool=memory.id, capture_error_mode="thread_local")
+
+    def _recover(self, memory: Any, draws: bool) -> None:
+        """After a capture that torch could not end, its allocator and its generator are in the midst of it, and whoever
+        launches next meets the errors that nobody has asked for."""
+        self._torch._C._cuda_clearCublasWorkspaces()
+        with contextlib.suppress(RuntimeError):  # it is not in the midst
+            self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
+            self._torch._C._cuda_releasePool(self._index, memory.id)
+        if draws:
+            # The generator gets a state of its own, as it stands. Graphs of before would draw from the former one, so
+            # they are not replayed any more.
+            generator = self._torch.cuda.default_generators[self._index]
             generator.graphsafe_set_state(generator.clone_state())
             self.epoch += 1
-        generator.set_offset(offset)
+        any(self._launches() for _ in range(SETTLES))
 
-    def _draws(self, generator: Any) -> bool:
+    def _launches(self) -> bool:
         try:
-            pristine.empty(1, device=f"cuda:{self._index}").uniform_(generator=generator)
+            pristine.zeros(1, device=f"cuda:{self._index}")
         except RuntimeError:
             return False
         return True
-
-    def _abandon(self, graph: Any, memory: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._end(graph, memory)

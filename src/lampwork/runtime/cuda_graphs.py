@@ -24,7 +24,8 @@ What holds:
   weight, or a view of one is that again, and results that share memory share it.
 * Graphs of one device share a pool of memory: what one needs in its midst another one uses too. Replays therefore come
   one after another, in whatever thread and stream they are asked for.
-* Random numbers are eager's: torch moves its generators on with each replay.
+* Random numbers are eager's: torch moves its generators on with each replay. While a program that draws is captured,
+  torch's generator of the device refuses to draw for other threads; a program that draws nothing does not touch it.
 * What cannot be captured runs as it would otherwise, and the log's topic `program` says so once: programs with a part
   on the CPU, operators that wait for the device or whose results' sizes depend on data, collectives, generators that
   are arguments; whatever fails while it is captured. So does a call while somebody else captures the current stream,
@@ -45,6 +46,7 @@ from torch import Tensor
 from lampwork import _C, config, logs, pristine
 from lampwork.errors import GraphCaptureError, text_of
 from lampwork.graph.nested import leaves
+from lampwork.graph.opinfo import is_seeded
 from lampwork.lasting import lasting
 from lampwork.locks import new_lock
 from lampwork.recent import Recent
@@ -160,6 +162,20 @@ def why_not(program: Program, device: torch.device) -> str | None:
     return None
 
 
+def draws(program: Program) -> bool:
+    """Whether a program may draw random numbers: some call of it does, or is of an operator that may not say so."""
+    for step in program.instructions:
+        if isinstance(step, CallAten) and (not step.op.startswith("aten::") or is_seeded(_overload(step))):
+            return True
+    return False
+
+
+def _overload(call: CallAten) -> Any:
+    namespace, _, rest = call.op.partition("::")
+    name, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
 def _roots_read(program: Program) -> set[int]:
     """The values in whose memory a program reads, writes or returns something."""
     found = {number for step in program.instructions for number in used_by(step)}.union(program.outputs)
@@ -174,12 +190,9 @@ def _roots_read(program: Program) -> set[int]:
 def _why_not_called(call: CallAten) -> str | None:
     if any(True for _ in leaves((call.args, call.kwargs), torch.Generator)):
         return "draws from a generator that is an argument"
-    namespace, _, rest = call.op.partition("::")
-    if "c10d" in namespace or call.op.startswith("lampwork::wait"):
+    if "c10d" in call.op.partition("::")[0] or call.op.startswith("lampwork::wait"):
         return "communicates with other processes"
-    name, _, overload = rest.partition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-    tags = {tag.name for tag in found.tags}
+    tags = {tag.name for tag in _overload(call).tags}
     if tags & {"data_dependent_output", "dynamic_output_shape"}:
         return "waits for the device"
     return "says that it cannot be captured" if "cudagraph_unsafe" in tags else None
@@ -226,6 +239,7 @@ class Graphed:
         self._apart = tuple(region.apart)
         self._fresh_versions = tuple(region.fresh_versions)
         self._unused = _unused(region)
+        self._draws = draws(program)
         read = (program.values[number] for number in _roots_read(program))
         used = {value.position for value in read if value.kind == "input"}.union(self._written)
         self._fixed = tuple(sorted(number for number in used if number < program.n_inputs))
@@ -321,7 +335,7 @@ class Graphed:
             return self.executable.run(given, scalars)
 
         try:
-            graph, places, results = self._device.capture(self._pool.memory, prepare, run)
+            graph, places, results = self._device.capture(self._pool.memory, prepare, run, self._draws)
             sources, plan = plan_results(results, (*given, *self.executable.bound), self._unused)
         except Exception as error:  # noqa: BLE001  (the call itself goes on without)
             self.failure = GraphCaptureError(f"a program cannot be captured: {text_of(error)}", fix=_FIX)

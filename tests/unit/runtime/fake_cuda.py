@@ -73,7 +73,9 @@ class FakeDevice:
         self.memories.add(made)
         return made
 
-    def capture(self, memory: Memory, prepare: Callable[[], Any], run: Callable[[Any], Any]) -> Any:
+    def capture(
+        self, memory: Memory, prepare: Callable[[], Any], run: Callable[[Any], Any], draws: bool
+    ) -> Any:
         self.log.append(("capture", self.stream()))
         free = inspect.getclosurevars(run).nonlocals
         outside = [*free["given"], *free["self"].executable.bound]
@@ -85,6 +87,7 @@ class FakeDevice:
             for tensor in prepared:
                 tensor.zero_()
             results = run(prepared)
+            assert draws or torch.equal(torch.get_rng_state(), state)
             if self.fails is not None:
                 raise self.fails
         finally:

@@ -21,8 +21,9 @@ from lampwork.config import current
 from lampwork.errors import GraphCaptureError
 from lampwork.partitioning import chain
 from lampwork.runtime import cuda_graphs
-from lampwork.runtime.cuda_device import Cuda
+from lampwork.runtime.cuda_device import FAR, Cuda
 from lampwork.runtime.cuda_graphs import FREE_CAPTURES, KEPT, Graphed, Pool, why_not
+from lampwork.runtime.program import CallAten
 
 CPU = torch.device("cpu")
 
@@ -503,21 +504,33 @@ def test_programs_at_random(fake: Setup) -> None:
 
 
 class StubTorch:
-    """What `Cuda` calls of torch, noted in `log`; `fails`: what capture_end raises."""
+    """What `Cuda` calls of torch, noted in `log`; `fails`: what a step of a capture raises; `began`: where the generator
+    stood that each capture took; `pending`: errors that wait for whoever launches next."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.fails: Exception | None = None
+        self.fails: dict[str, Exception] = {}
+        self.began: list[int] = []
+        self.pending = 0
+        self.default_generators = [StubGenerator(StubState(8))]
         self._C = self.cuda = self
 
     def __getattr__(self, name: str) -> Any:
         def note(*args: Any, **keywords: Any) -> None:
             self.log.append(name)
-            if name == "capture_end" and self.fails is not None:
-                fails, self.fails = self.fails, None
-                raise fails
+            if name == "capture_begin":
+                state = self.default_generators[0].state
+                self.began.append(state.offset)
+                state.waits = True
+            if name in self.fails:
+                raise self.fails.pop(name)
 
         return note
+
+    def zeros(self, *args: Any, **keywords: Any) -> None:
+        if self.pending:
+            self.pending -= 1
+            raise RuntimeError("operation not permitted when stream is capturing")
 
     def current_stream(self, index: int) -> Any:
         return self
@@ -538,66 +551,89 @@ class StubTorch:
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> tuple[Cuda, StubTorch]:
     stub = StubTorch()
     monkeypatch.setattr(Cuda, "_torch", stub)
-    monkeypatch.setattr(pristine, "empty", lambda *args, **keywords: stub)
+    monkeypatch.setattr(pristine, "zeros", stub.zeros)
     return Cuda(0), stub
 
 
-class StubGenerator:
-    """Waits for the end of a capture that never comes, as torch's do after one that fails; and an error of before waits
-    for whoever launches next."""
+class StubState:
+    def __init__(self, offset: int) -> None:
+        self.offset, self.waits = offset, False
 
-    def __init__(self) -> None:
-        self.offset, self.waits, self.errors = 8, False, 0
+
+class StubGenerator:
+    """Of the device, or a copy of its state; `begin` is what a capture does to it, which never ends."""
+
+    def __init__(self, state: StubState) -> None:
+        self.state = state
 
     def get_offset(self) -> int:
-        return self.offset
+        return self.state.offset
 
     def set_offset(self, offset: int) -> None:
-        self.offset = offset
+        assert not self.state.waits
+        self.state.offset = offset
 
-    def clone_state(self) -> str:
-        return "a state"
+    def clone_state(self) -> StubGenerator:
+        return StubGenerator(StubState(self.state.offset))
 
-    def graphsafe_set_state(self, state: str) -> None:
-        assert state == "a state" and self.waits
-        self.waits = False
+    def graphsafe_get_state(self) -> StubGenerator:
+        return StubGenerator(self.state)
 
-    def draw(self) -> None:
-        if self.errors:
-            self.errors -= 1
-            raise RuntimeError("operation not permitted when stream is capturing")
-        if self.waits:
-            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
-        self.offset += 4
+    def graphsafe_set_state(self, other: StubGenerator) -> None:
+        self.state = other.state
 
 
 BEGINS = ["wait_stream", "stream", "_cuda_clearCublasWorkspaces", "capture_begin"]
+RELEASED = ["_cuda_clearCublasWorkspaces", "_cuda_endAllocateToPool", "_cuda_releasePool"]
+MEMORY = SimpleNamespace(id=(0, 1))
 
 
 def test_order_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     device, stub = stubbed(monkeypatch)
-    memory = SimpleNamespace(id=(0, 1))
-    made = device.capture(memory, lambda: stub.log.append("prepare"), lambda given: stub.log.append("run"))
-    assert made == (stub, None, None)
+    made = device.capture(
+        MEMORY, lambda: stub.log.append("prepare"), lambda given: stub.log.append("run"), draws=True
+    )
+    assert made == (stub, None, None) and stub.began == [8]
     ends = ["prepare", "run", "capture_end", "stream ends", "wait_stream", "_cuda_clearCublasWorkspaces"]
     assert stub.log == [*BEGINS, *ends]
 
 
-def test_a_capture_that_torch_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_draws_nothing_leaves_the_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     device, stub = stubbed(monkeypatch)
-    memory = SimpleNamespace(id=(0, 1))
-    released = ["capture_end", "_cuda_endAllocateToPool", "_cuda_releasePool"]
-    generator = StubGenerator()
-    stub.default_generators = [generator]
-    stub.uniform_ = lambda *, generator: generator.draw()
-    generator.waits, generator.errors = True, 1
-    stub.fails = RuntimeError("previous error during capture")
+    generator = stub.default_generators[0]
+    state = generator.state
+    device.capture(MEMORY, lambda: None, lambda given: None, draws=False)
+    assert stub.began == [8 + FAR] and generator.state is state and not state.waits
+    for step in ("capture_begin", "capture_end"):
+        stub.fails[step] = RuntimeError("previous error during capture")
+        with pytest.raises(RuntimeError, match="previous error"):
+            device.capture(MEMORY, lambda: None, lambda given: None, draws=False)
+        assert generator.state is state and not state.waits and device.epoch == 0
+
+
+@pytest.mark.parametrize("step", ["capture_begin", "capture_end"])
+def test_a_capture_that_torch_cannot_end(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    device, stub = stubbed(monkeypatch)
+    generator = stub.default_generators[0]
+    stub.fails = {step: RuntimeError("previous error during capture")}
+    stub.pending = 1
     with pytest.raises(RuntimeError, match="previous error"):
-        device.capture(memory, lambda: None, lambda given: None)
-    assert stub.log == [*BEGINS, *released]
-    assert (generator.waits, generator.errors, generator.offset, device.epoch) == (False, 0, 8, 1)
+        device.capture(MEMORY, lambda: None, lambda given: None, draws=True)
+    assert stub.log == [*BEGINS, "capture_end", *RELEASED]
+    assert (generator.state.waits, generator.get_offset(), device.epoch, stub.pending) == (False, 8, 1, 0)
     stub.log.clear()
-    stub.fails = RuntimeError("previous error during capture")
+    stub.fails = {"capture_end": RuntimeError("previous error during capture")}
     with pytest.raises(ZeroDivisionError):
-        device.capture(memory, lambda: None, lambda given: 1 // 0)
-    assert stub.log == [*BEGINS, *released] and device.epoch == 1
+        device.capture(MEMORY, lambda: None, lambda given: 1 // 0, draws=True)
+    assert stub.log == [*BEGINS, "capture_end", *RELEASED] and device.epoch == 2
+
+
+def test_which_programs_draw() -> None:
+    def program(*ops: str) -> Any:
+        return SimpleNamespace(instructions=[CallAten(op, ()) for op in ops])
+
+    assert not cuda_graphs.draws(program("aten::mm.default", "aten::add.Tensor"))
+    assert cuda_graphs.draws(program("aten::mm.default", "aten::bernoulli.p"))
+    assert cuda_graphs.draws(program("aten::native_dropout.default"))
+    assert cuda_graphs.draws(program("lampwork::philox_state.default"))
+    assert cuda_graphs.draws(program("mine::noise.default"))
