@@ -148,7 +148,7 @@ def compile(
     model = original_of(model)
     first = checked.backends[0]
     if isinstance(first, NativeBackend):
-        step = compile_step(model, first.target(checked.config), fullgraph=checked.fullgraph)
+        step = compile_step(model, first.target(checked.config), checked.config, fullgraph=checked.fullgraph)
         if step is not None:
             return step
     if isinstance(model, MethodType) and isinstance(model.__self__, Optimizer):

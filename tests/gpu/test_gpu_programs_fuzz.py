@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,9 @@ from random_chains import random_chain  # noqa: E402
 
 SECONDS = float(os.environ.get("LAMPWORK_FUZZ", "20"))
 FIRST = int(os.environ.get("LAMPWORK_FUZZ_SEED", "0"))
+
+# Writes of several elements to one place: on a card the last one is any of them, in eager too.
+RACES = re.compile(r"unfold\(.*\)\.mul_|as_strided\(.*\)\.add_|scatter_\(|\.copy_\(y\[")
 
 pytestmark = pytest.mark.timeout(SECONDS * 3 + 120)
 
@@ -83,6 +87,8 @@ def test_indices_on_gpu() -> None:
 
     def check(seed: int) -> None:
         program = generate(seed)
+        if RACES.search(program.source):
+            return
         try:
             program.function()(*program.inputs())
         except Exception:  # noqa: BLE001

@@ -158,7 +158,8 @@ def grid_sampler_backward(x: TensorSpec, grid: TensorSpec, grad: TensorSpec) -> 
 
 
 def _check_sampled(x: TensorSpec, grid: TensorSpec) -> None:
-    if not len(x.shape) == len(grid.shape) == 4 or grid.shape[3] != 2 or grid.shape[0] != x.shape[0]:
+    fits = len(x.shape) == len(grid.shape) == 4 and grid.shape[3] == 2 and grid.shape[0] == x.shape[0]
+    if not fits or x.dtype != grid.dtype:
         raise ShapeError(f"{x} sampled at {grid}")
 
 

@@ -20,6 +20,7 @@ from lampwork import logs, pristine
 from lampwork.codegen.target import Target
 from lampwork.compiled.marks import disable
 from lampwork.compiled.stages import Stages
+from lampwork.config import Config, using_config
 from lampwork.optimizers.algorithm import Algorithm, rows_of, step_with
 from lampwork.optimizers.replay import Replays
 from lampwork.optimizers.update import Columns, Updater, counted_there, updater_for
@@ -40,7 +41,7 @@ _ALGORITHMS = {
 """By the code of a class's step. AdamW's is Adam's."""
 
 
-def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
+def compile_step(step: Any, target: Target, options: Config, *, fullgraph: bool = False) -> Any:
     """The compiled form of an optimizer's bound `step`, a method of that optimizer; None if it is to be captured.
 
     One that goes through gradients in Python stays as it is, unless `fullgraph`: each `.grad` that it reads would be a
@@ -61,7 +62,8 @@ def compile_step(step: Any, target: Target, *, fullgraph: bool = False) -> Any:
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduled:
             self._opt_called = True
-        return run(self, *args, **kwargs)
+        with using_config(options):
+            return run(self, *args, **kwargs)
 
     title = f"{function.__qualname__}, {how}"
     compiled.__dict__.update(

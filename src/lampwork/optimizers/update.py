@@ -168,7 +168,7 @@ class Updater:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._kernels: dict[Any, list[RowKernel]] = {}
-        self._refused: dict[Any, str] = {}
+        self._refused: dict[Any, Exception] = {}
         self._lock = new_lock()
 
     @property
@@ -251,16 +251,17 @@ class Updater:
         with self._lock:
             known = self._kernels.setdefault(key, [])
             if len(known) >= _MOST_KERNELS:
-                self._refused[key] = "its numbers change its formula on each call"
-            if key in self._refused:
-                raise Untraceable(self._refused[key])
-            try:
-                kernel = compile_rule(recipe, given, dtypes, numbers, self._target_on(card), flag)
-            except (LampworkError, RuntimeError, TypeError) as error:
+                self._refused[key] = Untraceable("its numbers change its formula on each call")
+            refused = self._refused.get(key)
+            if refused is None:
+                try:
+                    kernel = compile_rule(recipe, given, dtypes, numbers, self._target_on(card), flag)
+                except (LampworkError, RuntimeError, TypeError) as error:
+                    refused = self._refused[key] = error.with_traceback(None)
+            if refused is not None:
                 if config.current().strict:
-                    raise
-                self._refused[key] = str(error)
-                raise Untraceable(str(error)) from error
+                    raise refused
+                raise Untraceable(str(refused)) from refused
             known.append(kernel)
             return kernel
 

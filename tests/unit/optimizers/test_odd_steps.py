@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 import lampwork
+from lampwork.errors import CodegenError
+from lampwork.optimizers import steps
+from lampwork.optimizers.update import Updater
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -60,3 +65,28 @@ def test_a_scheduler_after_compile(kind):
             scheduler.step()
         results.append(param.detach())
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_rule_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+    """It is run by eager, unless the options of the step, which win over the environment, say that it must not be."""
+
+    def refuses(*args: object) -> None:
+        raise CodegenError("a card of the tests is too old")
+
+    monkeypatch.setenv("LAMPWORK_STRICT", "0")
+    monkeypatch.setattr(sys.modules[Updater.__module__], "compile_rule", refuses)
+    monkeypatch.setattr(steps, "updater_for", lambda target: Updater(target))  # of its own, which is spoilt
+    weight = torch.nn.Parameter(torch.ones(5))
+    weight.grad = torch.ones(5)
+    optimizer = torch.optim.Adamax([weight])
+    lampwork.compile(optimizer.step)()
+    assert not torch.equal(weight, torch.ones(5))
+    monkeypatch.setenv("LAMPWORK_STRICT", str(int(not strict)))
+    step = lampwork.compile(optimizer.step, options={"strict": strict})
+    for _ in range(2):
+        if strict:
+            with pytest.raises(CodegenError, match="too old"):
+                step()
+        else:
+            step()

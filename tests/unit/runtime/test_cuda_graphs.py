@@ -504,8 +504,8 @@ def test_programs_at_random(fake: Setup) -> None:
 
 
 class StubTorch:
-    """What `Cuda` calls of torch, noted in `log`; `fails`: what a step of a capture raises; `began`: where the generator
-    stood that each capture took; `pending`: errors that wait for whoever launches next."""
+    """What `Cuda` calls of torch, noted in `log`; `fails`: what a step of a capture raises; `began`: where the
+    generator stood that each capture took; `pending`: errors that wait for whoever launches next."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -591,9 +591,9 @@ MEMORY = SimpleNamespace(id=(0, 1))
 def test_order_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     device, stub = stubbed(monkeypatch)
     made = device.capture(
-        MEMORY, lambda: stub.log.append("prepare"), lambda given: stub.log.append("run"), draws=True
+        MEMORY, lambda: stub.log.append("prepare"), lambda given: stub.log.append("run") or [], draws=True
     )
-    assert made == (stub, None, None) and stub.began == [8]
+    assert made == (stub, None, []) and stub.began == [8]
     ends = ["prepare", "run", "capture_end", "stream ends", "wait_stream", "_cuda_clearCublasWorkspaces"]
     assert stub.log == [*BEGINS, *ends]
 
@@ -602,13 +602,17 @@ def test_what_draws_nothing_leaves_the_generator_alone(monkeypatch: pytest.Monke
     device, stub = stubbed(monkeypatch)
     generator = stub.default_generators[0]
     state = generator.state
-    device.capture(MEMORY, lambda: None, lambda given: None, draws=False)
+    device.capture(MEMORY, lambda: None, lambda given: [], draws=False)
     assert stub.began == [8 + FAR] and generator.state is state and not state.waits
     for step in ("capture_begin", "capture_end"):
         stub.fails[step] = RuntimeError("previous error during capture")
         with pytest.raises(RuntimeError, match="previous error"):
-            device.capture(MEMORY, lambda: None, lambda given: None, draws=False)
+            device.capture(MEMORY, lambda: None, lambda given: [], draws=False)
         assert generator.state is state and not state.waits and device.epoch == 0
+
+
+def divides(given: None) -> list[Tensor]:
+    raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("step", ["capture_begin", "capture_end"])
@@ -618,13 +622,13 @@ def test_a_capture_that_torch_cannot_end(monkeypatch: pytest.MonkeyPatch, step: 
     stub.fails = {step: RuntimeError("previous error during capture")}
     stub.pending = 1
     with pytest.raises(RuntimeError, match="previous error"):
-        device.capture(MEMORY, lambda: None, lambda given: None, draws=True)
+        device.capture(MEMORY, lambda: None, lambda given: [], draws=True)
     assert stub.log == [*BEGINS, "capture_end", *RELEASED]
     assert (generator.state.waits, generator.get_offset(), device.epoch, stub.pending) == (False, 8, 1, 0)
     stub.log.clear()
     stub.fails = {"capture_end": RuntimeError("previous error during capture")}
     with pytest.raises(ZeroDivisionError):
-        device.capture(MEMORY, lambda: None, lambda given: 1 // 0, draws=True)
+        device.capture(MEMORY, lambda: None, divides, draws=True)
     assert stub.log == [*BEGINS, "capture_end", *RELEASED] and device.epoch == 2
 
 

@@ -260,8 +260,8 @@ def marked(interp: Interpreter, function: types.FunctionType, args: list[Any], k
     marks = function.__dict__
     if is_disabled(function):
         raise Break("LW113", described_mark(function))
-    if marks.get("_is_torch_compile"):
-        original = marks["_torchdynamo_orig_callable"]
+    original = marks.get("_torchdynamo_orig_callable")
+    if original is not None and "get_compiler_config" in marks:
         return interp.call(interp.environment.known(original, function.__qualname__), args, kwargs)
     if marks.get("_dynamo_marked_constant"):
         values = [interp.environment.original(interp.force(a)) for a in args]
