@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "driver.h"
@@ -17,8 +18,10 @@ namespace lampwork {
 // How often a kernel runs at once, and with how much memory: lampwork.runtime.program.Launch.
 struct LaunchShape {
   std::array<unsigned, 2> block;
-  int64_t per_block;  // iterations of the parallel loop that a block takes in one stride
-  unsigned shared;    // bytes
+  int64_t per_block;      // iterations of the parallel loop that a cluster of blocks takes in one stride
+  unsigned shared;        // bytes
+  unsigned cluster = 1;   // blocks of a cluster
+  unsigned counters = 0;  // words that its blocks count in, whose address is a parameter after the extent
 };
 
 class DeviceKernel {
@@ -48,6 +51,13 @@ class DeviceKernel {
   Loaded& load(int device, const LaunchShape& shape);
   Loaded& load(int device) { return load(device, {{1, 1}, 1, 0}); }
 
+  // Makes a cubin of the image for a device. None where the driver does not: loading the image says why. Needs the GIL.
+  // Throws python_error.
+  std::optional<std::string> assemble(int device);
+  // Loads a cubin that was made of the image, unless the kernel is loaded already. Whether it is loaded now: the driver
+  // refuses what is no cubin for the device, or lacks the function. Needs the GIL. Throws python_error.
+  bool load_binary(int device, const std::string& binary);
+
   // Queues a launch over [0, extent), extent > 0: `parameters` points to each of the kernel's parameters. Thread-safe;
   // needs no GIL, and the device's context. `captures`: whether the stream is captured into a graph.
   static CUresult launch(Loaded& kernel, const LaunchShape& shape, int64_t extent, CUstream stream, bool captures,
@@ -55,8 +65,9 @@ class DeviceKernel {
 
  private:
   struct Failure;
-  Loaded* load_on(const Driver& driver, int device, Failure& failure);
+  Loaded* load_on(const Driver& driver, int device, const char* image, Failure& failure);
   void make_fit(const Driver& driver, Loaded& loaded, const LaunchShape& shape, Failure& failure);
+  static void make_fit_cluster(const Driver& driver, Loaded& loaded, const LaunchShape& shape, Failure& failure);
   void explain(const Driver& driver, int device, const LaunchShape& shape, const Failure& failure) const;
 
   const std::string image_;

@@ -12,11 +12,25 @@ typedef struct {
   char name[64];
 } Function;
 
+typedef struct {
+  int id;
+  _Alignas(8) unsigned value[16];
+} Attribute;
+
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  Attribute *attributes;
+  unsigned count;
+} Config;
+
 static char log_text[1 << 16];
 static size_t log_bytes;
 static char failing[64];  // the function that fails, and how
 static int failing_code;
 static int max_threads = 1024, static_shared = 0, max_shared = 232448, capturing = 0;
+static int clusters = 1, room = 1;            // whether the card has clusters; how many of them at a time
+static unsigned long long stream_numbers[16];  // a stream is a small number
 static int contexts[8];  // a context is a pointer to the device's place
 static _Thread_local void *stack[8];
 static _Thread_local int depth;
@@ -52,7 +66,12 @@ void fake_set(const char *what, int value) {
   if (strcmp(what, "max_threads") == 0) max_threads = value;
   if (strcmp(what, "static_shared") == 0) static_shared = value;
   if (strcmp(what, "capturing") == 0) capturing = value;
+  if (strcmp(what, "clusters") == 0) clusters = value;
+  if (strcmp(what, "room") == 0) room = value;
 }
+
+// The stream of that handle is another one from now on.
+void fake_new_stream(int handle, unsigned long long number) { stream_numbers[handle] = number; }
 
 // --- kernels: their parameters are buffers, sizes, and the extent --------------------------------------------
 
@@ -75,6 +94,18 @@ static void run_rows(const int64_t *table, unsigned blocks) {
   }
 }
 
+// out = x, by blocks that each add one to each of so many counters: the last one sets them back.
+static void run_count(int counters, void **parameters, unsigned blocks) {
+  uint32_t *words = *(uint32_t **)parameters[3];
+  note("counters %p\n", (void *)words);
+  for (int64_t i = 0; i < INT(2); ++i) FLOATS(1)[i] = FLOATS(0)[i];
+  for (int word = 0; word < counters; ++word) {
+    if (words[word] != 0) FLOATS(1)[0] = -1;
+    words[word] += blocks;
+    words[word] -= blocks;
+  }
+}
+
 static void run(const char *kernel, void **parameters, unsigned blocks) {
   if (strcmp(kernel, "rows") == 0) {
     run_rows(parameters[0], blocks);
@@ -86,6 +117,8 @@ static void run(const char *kernel, void **parameters, unsigned blocks) {
     for (int64_t i = 0; i < INT(4); ++i) FLOATS(1)[i] = FLOATS(0)[i] * (float)INT(2) + (float)INT(3);
   } else if (strcmp(kernel, "double") == 0) {
     for (int64_t i = 0; i < INT(2); ++i) FLOATS(1)[i] = FLOATS(0)[i] * 2;
+  } else if (strncmp(kernel, "count", 5) == 0) {
+    run_count(kernel[5] - '0', parameters, blocks);
   }
 }
 
@@ -128,7 +161,7 @@ int cuDeviceGet(int *device, int number) {
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
-  *value = attribute == 75 ? 7 : attribute == 76 ? 5 : attribute == 97 ? max_shared : 0;
+  *value = attribute == 75 ? 7 : attribute == 76 ? 5 : attribute == 97 ? max_shared : attribute == 120 ? clusters : 0;
   return kOk;
 }
 
@@ -141,6 +174,11 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 int cuCtxGetCurrent(void **context) {
   *context = depth > 0 ? stack[depth - 1] : NULL;
   return kOk;
+}
+
+int cuCtxGetDevice(int *device) {
+  *device = depth > 0 ? (int)((int *)stack[depth - 1] - contexts) : -1;
+  return depth > 0 ? kOk : kInvalidContext;
 }
 
 int cuCtxSetCurrent(void *context) {
@@ -224,3 +262,46 @@ int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigne
   if (error == kOk) run(function->name, parameters, grid_x);
   return error;
 }
+
+int cuMemsetD32Async(unsigned long long memory, unsigned value, size_t count, void *stream) {
+  note("set %zu words to %u stream %p\n", count, value, stream);
+  const int error = fails("cuMemsetD32Async");
+  if (error == kOk) {
+    for (size_t i = 0; i < count; ++i) ((uint32_t *)memory)[i] = value;
+  }
+  return error;
+}
+
+// What drivers before 11.8 and 12.0 lack.
+#ifndef OLD_DRIVER
+
+int cuLaunchKernelEx(const Config *config, Function *function, void **parameters, void **extra) {
+  const unsigned *grid = config->grid, *block = config->block;
+  note("launch %s grid %ux%ux%u block %ux%ux%u shared %u stream %p", function->name, grid[0], grid[1], grid[2],
+       block[0], block[1], block[2], config->shared, config->stream);
+  for (unsigned i = 0; i < config->count; ++i) {
+    const unsigned *value = config->attributes[i].value;
+    note(" attribute %d: %ux%ux%u", config->attributes[i].id, value[0], value[1], value[2]);
+  }
+  note("\n");
+  if (depth == 0) return kInvalidContext;
+  if (extra != NULL || grid[0] == 0) return kInvalidValue;
+  const int error = fails("cuLaunchKernelEx");
+  if (error == kOk) run(function->name, parameters, grid[0]);
+  return error;
+}
+
+int cuOccupancyMaxActiveClusters(int *count, Function *function, const Config *config) {
+  (void)function;
+  (void)config;
+  *count = room;
+  return fails("cuOccupancyMaxActiveClusters");
+}
+
+int cuStreamGetId(void *stream, unsigned long long *number) {
+  const uintptr_t handle = (uintptr_t)stream;
+  *number = handle < 16 && stream_numbers[handle] != 0 ? stream_numbers[handle] : handle;
+  return fails("cuStreamGetId");
+}
+
+#endif
