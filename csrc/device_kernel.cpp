@@ -1,11 +1,14 @@
 #include "device_kernel.h"
 
+#include <c10/core/Allocator.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "program.h"
@@ -367,6 +370,35 @@ PyObject* kernel_load_binary(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* kernel_time_launches(PyObject* self, PyObject* args) {
+  int device = 0;
+  unsigned long long stream = 0;
+  Py_ssize_t count = 0, bytes = 0;
+  if (!PyArg_ParseTuple(args, "iKn|n:time_launches", &device, &stream, &count, &bytes)) return nullptr;
+  HANDLE_TH_ERRORS
+  DeviceKernel& kernel = as_kernel(self);
+  const LaunchShape shape{{1, 1}, 1, 0};
+  DeviceKernel::Loaded& loaded = kernel.load(device, shape);
+  std::vector<int64_t> words(kernel.buffers() + kernel.sizes() + 1, 0);
+  std::vector<void*> parameters;
+  for (int64_t& word : words) parameters.push_back(&word);
+  c10::Allocator* allocator = bytes > 0 ? c10::GetAllocator(c10::kCUDA) : nullptr;
+  const Driver& driver = Driver::get();
+  CUcontext context = nullptr;
+  if (driver.get_context(&context) == kSuccess && context == nullptr) driver.set_context(loaded.context);
+  const auto start = std::chrono::steady_clock::now();
+  CUresult error = kSuccess;
+  for (Py_ssize_t i = 0; i < count && error == kSuccess; ++i) {
+    c10::DataPtr memory;
+    if (allocator != nullptr) memory = allocator->allocate(static_cast<size_t>(bytes));
+    error = DeviceKernel::launch(loaded, shape, 1, reinterpret_cast<CUstream>(stream), false, parameters.data());
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (error != kSuccess) throw_driver_error("kernel '" + kernel.name() + "' could not be launched: " + driver.describe(error), "");
+  return PyFloat_FromDouble(took.count());
+  END_HANDLE_TH_ERRORS
+}
+
 template <int attribute>
 PyObject* kernel_attribute(PyObject* self, PyObject* args) {
   int device = 0;
@@ -394,6 +426,10 @@ PyMethodDef kernel_methods[] = {
      "assemble(device) -> bytes | str: its PTX as a cubin for that card, or why the driver does not make one."},
     {"load_binary", kernel_load_binary, METH_VARARGS,
      "load_binary(device, binary) -> bool: load it from such a cubin, if it is not loaded yet; whether it is now."},
+    {"time_launches", kernel_time_launches, METH_VARARGS,
+     "time_launches(device, stream, count, bytes=0) -> float: seconds of the host for so many launches of one thread, "
+     "with zeros for parameters; with `bytes`, also for taking as many from torch's allocator each time, and giving "
+     "them back. Raises DriverError."},
     {"registers", kernel_attribute<kRegisters>, METH_VARARGS,
      "registers(device) -> int: the registers of a thread. Raises DriverError."},
     {"shared", kernel_attribute<kStaticShared>, METH_VARARGS,

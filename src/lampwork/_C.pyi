@@ -49,6 +49,9 @@ class DeviceKernel:
     def load_binary(self, device: int, binary: bytes) -> bool:
         """Load it from such a cubin, if it is not loaded yet; whether it is now. Another card's cubin, or none at all,
         is refused."""
+    def time_launches(self, device: int, stream: int, count: int, bytes: int = 0) -> float:
+        """Seconds of the host for so many launches of one thread, with zeros for parameters; with `bytes`, also for
+        taking as many from torch's allocator each time, and giving them back."""
     def registers(self, device: int) -> int:
         """Registers of a thread."""
     def shared(self, device: int) -> int:
