@@ -17,7 +17,7 @@ UNITS = {
     "memory": "blocks heap storages weight_files code_pages content fork_mutex holds machine_code",
     "training": "autograd trained rows norms device_rows reading",
     "numbers": "random counter_random card_random complex bags sorting",
-    "cards": "replay device_kernel driver",
+    "cards": "replay device_kernel driver counters",
     "indices": "searching",
     "scatters": "scattering",
 }

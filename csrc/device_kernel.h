@@ -17,8 +17,10 @@ namespace lampwork {
 // How often a kernel runs at once, and with how much memory: lampwork.runtime.program.Launch.
 struct LaunchShape {
   std::array<unsigned, 2> block;
-  int64_t per_block;  // iterations of the parallel loop that a block takes in one stride
-  unsigned shared;    // bytes
+  int64_t per_block;      // iterations of the parallel loop that a cluster of blocks takes in one stride
+  unsigned shared;        // bytes
+  unsigned cluster = 1;   // blocks of a cluster
+  unsigned counters = 0;  // words that its blocks count in, whose address is a parameter after the extent
 };
 
 class DeviceKernel {
@@ -48,6 +50,13 @@ class DeviceKernel {
   Loaded& load(int device, const LaunchShape& shape);
   Loaded& load(int device) { return load(device, {{1, 1}, 1, 0}); }
 
+  // Makes a cubin of the image, which is PTX, for a device; "" where the driver does not, and why it does not. Needs the
+  // GIL. Throws python_error.
+  std::string assemble(int device, std::string& reason) const;
+  // Loads a cubin that was made of the image, unless the kernel is loaded already. Whether it is loaded now: the driver
+  // refuses what is no cubin for the device, or lacks the function. Needs the GIL. Throws python_error.
+  bool load_binary(int device, const std::string& binary);
+
   // Queues a launch over [0, extent), extent > 0: `parameters` points to each of the kernel's parameters. Thread-safe;
   // needs no GIL, and the device's context. `captures`: whether the stream is captured into a graph.
   static CUresult launch(Loaded& kernel, const LaunchShape& shape, int64_t extent, CUstream stream, bool captures,
@@ -55,8 +64,9 @@ class DeviceKernel {
 
  private:
   struct Failure;
-  Loaded* load_on(const Driver& driver, int device, Failure& failure);
+  Loaded* load_on(const Driver& driver, int device, const char* image, Failure& failure);
   void make_fit(const Driver& driver, Loaded& loaded, const LaunchShape& shape, Failure& failure);
+  static void make_fit_cluster(const Driver& driver, Loaded& loaded, const LaunchShape& shape, Failure& failure);
   void explain(const Driver& driver, int device, const LaunchShape& shape, const Failure& failure) const;
 
   const std::string image_;

@@ -7,6 +7,7 @@
 #include <torch/csrc/python_headers.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace lampwork {
@@ -14,14 +15,35 @@ namespace lampwork {
 struct CUctx_st;
 struct CUmod_st;
 struct CUfunc_st;
+struct CUlinkState_st;
 using CUcontext = CUctx_st*;
 using CUmodule = CUmod_st*;
 using CUfunction = CUfunc_st*;
+using CUlinkState = CUlinkState_st*;
 using CUstream = void*;
 using CUdevice = int;
+using CUdeviceptr = unsigned long long;
 using CUresult = int;
 
 constexpr CUresult kSuccess = 0;
+
+// CUlaunchAttribute, of which only a cluster's dimensions are used.
+struct alignas(8) LaunchAttribute {
+  int id;
+  alignas(8) unsigned dimensions[3];
+  char room[64 - sizeof(unsigned[3])];
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+// CUlaunchConfig.
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared;
+  CUstream stream;
+  LaunchAttribute* attributes;
+  unsigned count;
+};
 
 // The functions of the driver, by name as the library exports them.
 #define LAMPWORK_DRIVER_FUNCTIONS(F)                                                                            \
@@ -34,6 +56,7 @@ constexpr CUresult kSuccess = 0;
   F(retain_context, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                         \
   F(get_context, "cuCtxGetCurrent", (CUcontext * context))                                                      \
   F(set_context, "cuCtxSetCurrent", (CUcontext context))                                                        \
+  F(context_device, "cuCtxGetDevice", (CUdevice * device))                                                      \
   F(push_context, "cuCtxPushCurrent_v2", (CUcontext context))                                                   \
   F(pop_context, "cuCtxPopCurrent_v2", (CUcontext * context))                                                   \
   F(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                                    \
@@ -46,7 +69,21 @@ constexpr CUresult kSuccess = 0;
   F(set_function_attribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))              \
   F(launch, "cuLaunchKernel",                                                                                   \
     (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
-     unsigned block_z, unsigned shared, CUstream stream, void** parameters, void** extra))
+     unsigned block_z, unsigned shared, CUstream stream, void** parameters, void** extra))                      \
+  F(set_words, "cuMemsetD32Async", (CUdeviceptr memory, unsigned value, size_t count, CUstream stream))
+
+// Those that older drivers lack: null then.
+#define LAMPWORK_NEWER_DRIVER_FUNCTIONS(F)                                                                      \
+  F(launch_config, "cuLaunchKernelEx",                                                                          \
+    (const LaunchConfig* config, CUfunction function, void** parameters, void** extra))                         \
+  F(active_clusters, "cuOccupancyMaxActiveClusters", (int* count, CUfunction function, const LaunchConfig* config)) \
+  F(stream_id, "cuStreamGetId", (CUstream stream, unsigned long long* id))                                      \
+  F(create_link, "cuLinkCreate_v2", (unsigned count, int* options, void** values, CUlinkState* link))           \
+  F(add_to_link, "cuLinkAddData_v2",                                                                            \
+    (CUlinkState link, int type, void* data, size_t bytes, const char* name, unsigned count, int* options,      \
+     void** values))                                                                                            \
+  F(complete_link, "cuLinkComplete", (CUlinkState link, void** image, size_t* bytes))                           \
+  F(destroy_link, "cuLinkDestroy", (CUlinkState link))
 
 class Driver {
  public:
@@ -66,6 +103,7 @@ class Driver {
 
 #define LAMPWORK_DECLARE(member, name, parameters) CUresult(*member) parameters = nullptr;
   LAMPWORK_DRIVER_FUNCTIONS(LAMPWORK_DECLARE)
+  LAMPWORK_NEWER_DRIVER_FUNCTIONS(LAMPWORK_DECLARE)
 #undef LAMPWORK_DECLARE
 
  private:
@@ -89,6 +127,10 @@ class DriverScope {
 
 // Raises lampwork.errors.DriverError. Needs the GIL.
 [[noreturn]] void throw_driver_error(const std::string& cause, const std::string& fix);
+
+// The stream that this thread launches kernels of programs without a device on: what tests run on a driver that stands
+// in for a card's.
+extern thread_local CUstream bare_stream;
 
 extern PyMethodDef driver_methods[];
 

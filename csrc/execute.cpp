@@ -1,5 +1,6 @@
 // The interpreter: runs Code on a Frame.
 #include "bindings.h"
+#include "counters.h"
 #include "results.h"
 #include "spans.h"
 
@@ -74,6 +75,17 @@ at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks
   const auto bytes = static_cast<size_t>(value.nbytes);
   if (C10_UNLIKELY(!value.device.is_cpu())) return tensor_over(c10::GetAllocator(value.device.type())->allocate(bytes), value);
   return tensor_over(bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes), value);
+}
+
+// The driver's handle of a stream. Torch looks at its device for that; but its name for a stream stands for one handle.
+CUstream handle_of(const c10::impl::VirtualGuardImpl& device, const c10::Stream& stream) {
+  thread_local std::optional<c10::Stream> last;
+  thread_local CUstream handle = nullptr;
+  if (!last || *last != stream) {
+    handle = device.getStreamNativeHandle(stream);
+    last = stream;
+  }
+  return handle;
 }
 
 using Clock = std::chrono::steady_clock;
@@ -250,17 +262,33 @@ class Run {
     for (void*& buffer : buffers) parameters.push_back(&buffer);
     for (size_t i = 0; i < call.sizes.size(); ++i) parameters.push_back(const_cast<int64_t*>(sizes + i));
     parameters.push_back(const_cast<int64_t*>(&call.extent));
+    CUdeviceptr counters = 0;
+    if (call.shape.counters > 0) {
+      counters = find_counters(call);
+      parameters.push_back(&counters);
+    }
     const CUresult error =
         DeviceKernel::launch(*call.kernel, call.shape, call.extent, stream_, captures_, parameters.data());
     if (error != kSuccess) throw LaunchFailure(call.name, error);
   }
 
+  // The counters of all kernels of a call.
+  C10_NOINLINE CUdeviceptr find_counters(const KernelCall& call) {
+    if (!counters_) {
+      const c10::Device device = code_.device.value_or(c10::Device(c10::kCPU));
+      const CUresult error = counters_.take(Driver::opened(), device, stream_, captures_, code_.counters);
+      if (error != kSuccess) throw LaunchFailure(call.name, error);
+    }
+    return counters_.address();
+  }
+
   // The current stream of the device, for all of a call.
   void find_stream(const DeviceKernel::Loaded& kernel) {
     const Driver& driver = Driver::opened();
+    stream_ = bare_stream;
     if (code_.device) {
       const c10::impl::VirtualGuardImpl device(code_.device->type());
-      stream_ = device.getStreamNativeHandle(device.getStream(*code_.device));
+      stream_ = handle_of(device, device.getStream(*code_.device));
     }
     // A thread in which nothing has been done on the device has none of its contexts.
     CUcontext context = nullptr;
@@ -391,6 +419,7 @@ class Run {
   bool has_stream_ = false;
   bool captures_ = false;  // the stream is, into a graph
   CUstream stream_ = nullptr;
+  Counters counters_;
 };
 
 void execute_here(const Code& code, Frame& frame, const std::shared_ptr<BlockPool>& blocks, Heap* heap,

@@ -227,8 +227,12 @@ class Reader {
     if (block.size() != 2) invalid_program("a block has two sides");
     call.shape = {{block[0].cast<unsigned>(), block[1].cast<unsigned>()},
                   launch.attr("per_block").cast<int64_t>(),
-                  launch.attr("shared").cast<unsigned>()};
+                  launch.attr("shared").cast<unsigned>(),
+                  launch.attr("cluster").cast<unsigned>(),
+                  launch.attr("counters").cast<unsigned>()};
     if (call.shape.per_block < 1 || call.shape.block[0] < 1 || call.shape.block[1] < 1) invalid_program("an empty block");
+    if (call.shape.cluster < 1) invalid_program("an empty cluster");
+    code_.counters = std::max<size_t>(code_.counters, call.shape.counters);
     DeviceKernel& device_kernel = *reinterpret_cast<DeviceKernelObject*>(kernel.ptr())->kernel;
     if (call.buffers.size() != device_kernel.buffers() || call.sizes.size() != device_kernel.sizes()) {
       invalid_program("kernel '" + call.name + "' takes other parameters than it is given");

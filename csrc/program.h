@@ -153,6 +153,7 @@ struct Code : std::enable_shared_from_this<Code> {
   size_t device_arena_bytes = 0;
   size_t n_scalars = 0;
   int64_t grains = 0;  // of the kernels that threads may share
+  size_t counters = 0;  // words that a kernel of a card counts in, at most
   bool has_aten = false;
   bool takes = false;  // memory from the heap, while it runs
   bool releases_gil = false;

@@ -30,7 +30,8 @@ class MachineCode:
 @final
 class DeviceKernel:
     """The kernel `name` of an image: PTX or a cubin. Its parameters, of 8 bytes each, are pointers to `buffers`
-    buffers, `sizes` ints, and the range of its parallel loop (lampwork.codegen.target.DeviceFunction).
+    buffers, `sizes` ints, the range of its parallel loop (lampwork.codegen.target.DeviceFunction), and the address of
+    its counters, if a launch gives it some.
 
     It is loaded on a card by the CUDA driver when a Program for that card is made, and unloaded when this object goes,
     unless a CUDA graph may launch it. Devices are numbers, as torch counts them. Thread-safe.
@@ -43,6 +44,14 @@ class DeviceKernel:
     @property
     def name(self) -> str: ...
     def load(self, device: int) -> None: ...
+    def assemble(self, device: int) -> bytes | str:
+        """Its PTX as a cubin for that card, or why the driver does not make one."""
+    def load_binary(self, device: int, binary: bytes) -> bool:
+        """Load it from such a cubin, if it is not loaded yet; whether it is now. Another card's cubin, or none at all,
+        is refused."""
+    def time_launches(self, device: int, stream: int, count: int, bytes: int = 0) -> float:
+        """Seconds of the host for so many launches of one thread, with zeros for parameters; with `bytes`, also for
+        taking as many from torch's allocator each time, and giving them back."""
     def registers(self, device: int) -> int:
         """Registers of a thread."""
     def shared(self, device: int) -> int:
@@ -137,6 +146,16 @@ class Compiled:
     def raw_entries(self) -> tuple[Entry, ...]: ...
     @property
     def on_miss(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]: ...
+
+def card_capability(device: int) -> int:
+    """The compute capability of a card, 10 * major + minor.
+
+    Raises:
+        DriverError: there is no driver or card.
+    """
+
+def use_bare_stream(handle: int) -> None:
+    """This thread launches kernels of programs without a device, as tests have, on the stream at that address."""
 
 def driver_version() -> int:
     """The newest CUDA that the driver serves, 1000 * major + 10 * minor.

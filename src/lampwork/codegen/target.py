@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
-from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.index import ZERO, Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
 from lampwork.loops.ir.winograd import TRANSFORMS
 from lampwork.records import record
@@ -371,14 +371,17 @@ class DeviceFunction:
 
     kernel: its image, which is loaded when a program for a device is made.
     block: threads of a block along x and y.
-    per_block: iterations of the parallel loop that a block takes in one stride over the grid.
+    per_block: iterations of the parallel loop that a cluster of blocks takes in one stride over the grid.
     shared: bytes of shared memory that a block is given, beside what the image itself asks for.
+    cluster: blocks of a cluster. counters: words that the blocks count in.
     """
 
     kernel: _C.DeviceKernel = field(repr=False)
     block: tuple[int, int]
     per_block: int
     shared: Index
+    cluster: int = 1
+    counters: Index = ZERO
 
     @property
     def owner(self) -> _C.DeviceKernel:

@@ -71,18 +71,24 @@ class Scalar:
 
 @record
 class Launch:
-    """How a kernel of a card is launched: by min(ceil(extent / per_block), 2**31 - 1) blocks, which stride over the
-    extent. `block`: threads along x and y. `shared`: bytes of a block's dynamic shared memory."""
+    """How a kernel of a card is launched: by min(ceil(extent / per_block), (2**31 - 1) // cluster) clusters of blocks,
+    which stride over the extent. `block`: threads along x and y. `shared`: bytes of a block's dynamic shared memory.
+
+    cluster: blocks of a cluster, all of which work on the same iterations; 1: each block is on its own.
+    counters: words of four bytes that the blocks count in. The kernel finds them zero and leaves them zero."""
 
     block: tuple[int, int]
     per_block: int
     shared: int = 0
+    cluster: int = 1
+    counters: int = 0
 
 
 @record
 class CallKernel:
     """code(buffers, sizes, begin, end) over [0, extent), in chunks of at least `grain` by at::parallel_for; with a
-    `launch`, code(*buffers, *sizes, extent) queued on the current stream of the program's device.
+    `launch`, code(*buffers, *sizes, extent) queued on the current stream of the program's device; one that has
+    counters takes their address as well, last.
 
     outside: those of its buffers that lie in an input or bound tensor's memory and are written to."""
 

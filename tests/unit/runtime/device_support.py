@@ -25,23 +25,24 @@ from lampwork.runtime.program import CallKernel, Launch, Program, Scalar
 
 SOURCE = Path(__file__).parents[2] / "support" / "fake_driver.c"
 PARAMETERS = {"add": (3, 0), "scale": (2, 2), "double": (2, 0)}  # of its kernels: buffers and sizes
+PARAMETERS |= {f"count{counters}": (2, 0) for counters in range(1, 10)}
 
 
 @cache
-def _library() -> str:
+def _library(*flags: str) -> str:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     path = Path(mkdtemp()) / "libfakecuda.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, SOURCE], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", path, SOURCE], check=True)
     return str(path)
 
 
 class Fake:
     """The fake driver in this process."""
 
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL(_library())
+    def __init__(self, path: str) -> None:
+        self.library = ctypes.CDLL(path)
         self.library.fake_log.restype = ctypes.c_char_p
 
     def log(self) -> list[str]:
@@ -54,16 +55,21 @@ class Fake:
     def set(self, what: str, number: int) -> None:
         self.library.fake_set(what.encode(), number)
 
+    def new_stream(self, handle: int, number: int) -> None:
+        """A stream is made that has the handle of another."""
+        self.library.fake_new_stream(handle, ctypes.c_ulonglong(number))
 
-def with_driver(job: Callable[[Fake], None]) -> None:
-    """Run a test in a forked child that finds the fake driver."""
-    path = _library()
+
+def with_driver(job: Callable[[Fake], None], *flags: str) -> None:
+    """Run a test in a forked child that finds the fake driver, compiled with these flags."""
+    path = _library(*flags)
 
     def task() -> None:
         os.environ["LAMPWORK_CUDA_DRIVER"] = path
-        job(Fake())
+        job(Fake(path))
 
-    assert failure([("the child", task)]) == ""
+    said = failure([("the child", task)])
+    assert said == "", said
 
 
 def device_kernel(name: str, image: str | None = None) -> _C.DeviceKernel:

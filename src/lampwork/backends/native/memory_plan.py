@@ -107,7 +107,8 @@ class KernelStep:
         code = task.code
         launch = None
         if isinstance(code, DeviceFunction):
-            launch = Launch(code.block, code.per_block, sizes.number(code.shared))
+            shared, counters = sizes.number(code.shared), sizes.number(code.counters)
+            launch = Launch(code.block, code.per_block, shared, code.cluster, counters)
         return CallKernel(
             code,
             self.buffers,
@@ -127,8 +128,9 @@ class KernelStep:
     def numbers(self) -> tuple[Index, ...]:
         """What has to be known to place it."""
         task = self.task
-        shared = (task.code.shared,) if isinstance(task.code, DeviceFunction) else ()
-        return (task.extent, task.work, *shared)
+        code = task.code
+        launch = (code.shared, code.counters) if isinstance(code, DeviceFunction) else ()
+        return (task.extent, task.work, *launch)
 
 
 @record

@@ -51,6 +51,8 @@ def _format_instruction(instruction: Instruction) -> str:
         if (launch := instruction.launch) is not None:
             x, y = launch.block
             how = f"by {launch.per_block} in blocks of {x} x {y} threads, {launch.shared} bytes shared"
+            how += f", clusters of {launch.cluster} blocks" if launch.cluster > 1 else ""
+            how += f", {launch.counters} counters" if launch.counters else ""
         return f"kernel {instruction.name}({buffers}{sizes}) over {instruction.extent} {how}"
     if isinstance(instruction, CallAten):
         outs = ", ".join(f"%{n}" for n in instruction.outs)
