@@ -20,9 +20,11 @@ from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.kernel_texts import KernelTexts
 from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
+from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduct
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.channels_last_on_cards import ChannelsLastOnCards
 from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
+from lampwork.backends.native.passes.drop_open_masks import DropOpenMasks
 from lampwork.backends.native.passes.gelu_in_product import GeluInProduct
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
@@ -106,6 +108,8 @@ class NativeBackend:
             (ChannelsLastOnCards(device_target), Place(PrepackConvolution.name)),
             (BiasBehindConvolution(), Place(ChannelsLastOnCards.name)),
             (GeluInProduct(), Place(BiasBehindConvolution.name)),
+            (BiasBehindProduct(device_target), Place(GeluInProduct.name)),
+            (DropOpenMasks(), Place(BiasBehindProduct.name)),
         )
 
     def supports(self, node: fx.Node) -> Verdict:
