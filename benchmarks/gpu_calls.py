@@ -1,8 +1,8 @@
 """Which calls of ATen a network on a card is best cut into: `python benchmarks/gpu_calls.py`, in some 10 seconds.
 
 `products`: a linear layer with its bias beside the product alone, to whose result a generated kernel adds the bias at
-no cost, for weights as `nn.Linear` has them (nt) and as GPT-2 has them (nn). A ratio above 1 says that the bias is better
-left to what follows: the pass `bias-behind-product` does that for the dtypes in its `APART`.
+no cost, for weights as `nn.Linear` has them (nt) and as GPT-2 has them (nn). A ratio above 1 says that the bias is
+better left to what follows: the pass `bias-behind-product` does that for the dtypes in its `APART`.
 
 `attention`: queries, keys and values apart, as three linear layers give them; packed, as one layer of all weights gives
 them; each head in one piece, as a kernel could write them; and with masks: none, the flag for causal attention, and

@@ -117,8 +117,11 @@ class NativeBackend:
 
     def prepare(self) -> None:
         """Something is about to be captured, and compiled after that, under the options in force."""
-        target = self.target(config.current())
+        options = config.current()
+        target = self.target(options)
         target.generate(target).prepare()
+        if torch.version.cuda is not None and torch.cuda.is_initialized():
+            _prepare_card(options)
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
@@ -279,6 +282,17 @@ def device_target(device: torch.device, config: Config) -> Target:
     from lampwork.codegen.gpu import nvidia
 
     return nvidia.device_target(device.index or 0, config)
+
+
+def _prepare_card(options: Config) -> None:
+    """A program that uses cards may be about to be captured for one."""
+    # Loaded when a program uses cards: the CPU does without it.
+    from lampwork.codegen.gpu.early import start_early
+
+    # Within a capture of CUDA's nothing is done ahead that need not be.
+    if not torch.cuda.is_current_stream_capturing():
+        device = torch.device("cuda", torch.cuda.current_device())
+        start_early(lambda: device_target(device, options))
 
 
 def _tuned(graph: fx.Graph, target: Target, options: CompileOptions) -> Tuning:
