@@ -6,7 +6,7 @@ better left to what follows: the pass `bias-behind-product` does that for the dt
 
 `attention`: queries, keys and values apart, as three linear layers give them; packed, as one layer of all weights gives
 them; each head in one piece, as a kernel could write them; and with masks: none, the flag for causal attention, and
-masks of numbers that leave every place open, or those of causal attention (the pass `drop-open-masks`). Times are
+masks of numbers that leave every place open, or those of causal attention (the pass `known-masks`). Times are
 beside "apart".
 
     python benchmarks/gpu_calls.py products

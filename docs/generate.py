@@ -414,7 +414,7 @@ def rules() -> str:
         "",
         'In the order in which they run; `passes="-name"` switches one off. `merge-linears`, `widen-convolution`,',
         "`choose-layouts`, `channels-last-convolution`, `prepack-convolution`, `channels-last-on-cards`,",
-        "`bias-behind-convolution`, `gelu-in-product`, `bias-behind-product` and `drop-open-masks` are the native",
+        "`bias-behind-convolution`, `gelu-in-product`, `bias-behind-product` and `known-masks` are the native",
         "backend's, and run for it only.",
         "",
     ]

@@ -75,7 +75,7 @@ def test_the_native_backend_brings_what_only_it_wants() -> None:
         "bias-behind-convolution",
         "gelu-in-product",
         "bias-behind-product",
-        "drop-open-masks",
+        "known-masks",
     ]
     assert names[start : start + 12] == ["algebra", *brought, "remove-noops"]
     native, eager = lampwork.compile(torch.relu), lampwork.compile(torch.relu, backend="eager")

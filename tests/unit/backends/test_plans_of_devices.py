@@ -186,7 +186,7 @@ FOR_CARDS = {
     "bias-behind-convolution",
     "gelu-in-product",
     "bias-behind-product",
-    "drop-open-masks",
+    "known-masks",
 }
 
 

@@ -24,8 +24,8 @@ from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduc
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.channels_last_on_cards import ChannelsLastOnCards
 from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
-from lampwork.backends.native.passes.drop_open_masks import DropOpenMasks
 from lampwork.backends.native.passes.gelu_in_product import GeluInProduct
+from lampwork.backends.native.passes.known_masks import KnownMasks
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
@@ -109,7 +109,7 @@ class NativeBackend:
             (BiasBehindConvolution(), Place(ChannelsLastOnCards.name)),
             (GeluInProduct(), Place(BiasBehindConvolution.name)),
             (BiasBehindProduct(device_target), Place(GeluInProduct.name)),
-            (DropOpenMasks(), Place(BiasBehindProduct.name)),
+            (KnownMasks(), Place(BiasBehindProduct.name)),
         )
 
     def supports(self, node: fx.Node) -> Verdict:
