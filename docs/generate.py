@@ -414,7 +414,8 @@ def rules() -> str:
         "",
         'In the order in which they run; `passes="-name"` switches one off. `merge-linears`, `widen-convolution`,',
         "`choose-layouts`, `channels-last-convolution`, `prepack-convolution`, `channels-last-on-cards`,",
-        "`bias-behind-convolution` and `gelu-in-product` are the native backend's, and run for it only.",
+        "`bias-behind-convolution`, `gelu-in-product`, `bias-behind-product` and `known-masks` are the native",
+        "backend's, and run for it only.",
         "",
     ]
     steps_of_native = with_backend_passes(default_passes(), NativeBackend().passes)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+TOLD = "told"
+"""In the meta of attention with a mask of bool: the program has asked whether it is compiled, and been told so. Some
+make a mask only then: in eager they can look whether any place is closed at all."""
+
 
 def _given(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What a call gives to the parameters of the operator's schema, defaults included."""
@@ -70,7 +74,10 @@ def attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return rec.record(op, args, kwargs)
     with rec.again():
         added = aten.where.Scalar(mask, 0.0, -math.inf).to(given["query"].dtype)
-        return op(**(given | {"attn_mask": added}))
+        result = op(**(given | {"attn_mask": added}))
+    if rec.told:
+        result.node.meta[TOLD] = True
+    return result
 
 
 _LENGTHS = (4, 5)

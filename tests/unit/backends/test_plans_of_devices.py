@@ -181,7 +181,13 @@ LAYERS = {
 }
 
 
-FOR_CARDS = {"channels-last-on-cards", "bias-behind-convolution", "gelu-in-product"}
+FOR_CARDS = {
+    "channels-last-on-cards",
+    "bias-behind-convolution",
+    "gelu-in-product",
+    "bias-behind-product",
+    "known-masks",
+}
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])

@@ -19,7 +19,16 @@ SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 @pytest.fixture
 def script(monkeypatch):
     """Imports a script of benchmarks/ by name, and forgets it, since tests/support has a module `gpu` too."""
-    names = ("gpu", "gpu_cases", "gpu_products", "gpu_sanitize", "gpu_smoke", "gpu_timing", "gpu_workloads")
+    names = (
+        "gpu",
+        "gpu_calls",
+        "gpu_cases",
+        "gpu_products",
+        "gpu_sanitize",
+        "gpu_smoke",
+        "gpu_timing",
+        "gpu_workloads",
+    )
     before = {name: sys.modules.pop(name, None) for name in names}
     monkeypatch.syspath_prepend(str(SCRIPTS))
     yield importlib.import_module
@@ -66,6 +75,23 @@ def test_products_that_are_wrong_are_said_to_be(script) -> None:
     assert off > 1 and products.line(shape, "torch", 1.0, 1.0, off).endswith("WRONG")
     got[3, 5] = float("nan")
     assert products.error(shape, given, got) == float("inf")
+
+
+def test_calls_are_measured_with_the_same_numbers(script, monkeypatch, capsys) -> None:
+    calls = script("gpu_calls")
+    three = calls.layouts((2, 3, 5, 4), torch.float64, "cpu")
+    assert three.keys() == {"apart", "packed", "heads"}
+    for name, strides in {
+        "apart": (60, 4, 12, 1),
+        "packed": (180, 4, 36, 1),
+        "heads": (60, 20, 4, 1),
+    }.items():
+        for ours, first in zip(three[name], three["apart"], strict=True):
+            assert ours.stride() == strides and torch.equal(ours, first)
+    monkeypatch.setattr(sys, "argv", "gpu_calls.py --device cpu --tiny".split())
+    calls.main()
+    said = capsys.readouterr().out
+    assert "bf16: with bias takes" in said and "vit_s bf16: apart" in said
 
 
 def test_figures_are_written_and_failures_are_lines(script, monkeypatch, tmp_path, capsys) -> None:

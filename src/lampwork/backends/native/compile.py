@@ -20,10 +20,12 @@ from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.kernel_texts import KernelTexts
 from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
+from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduct
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
 from lampwork.backends.native.passes.channels_last_on_cards import ChannelsLastOnCards
 from lampwork.backends.native.passes.choose_layouts import ChooseLayouts
 from lampwork.backends.native.passes.gelu_in_product import GeluInProduct
+from lampwork.backends.native.passes.known_masks import KnownMasks
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
@@ -106,6 +108,8 @@ class NativeBackend:
             (ChannelsLastOnCards(device_target), Place(PrepackConvolution.name)),
             (BiasBehindConvolution(), Place(ChannelsLastOnCards.name)),
             (GeluInProduct(), Place(BiasBehindConvolution.name)),
+            (BiasBehindProduct(device_target), Place(GeluInProduct.name)),
+            (KnownMasks(), Place(BiasBehindProduct.name)),
         )
 
     def supports(self, node: fx.Node) -> Verdict:
@@ -113,8 +117,11 @@ class NativeBackend:
 
     def prepare(self) -> None:
         """Something is about to be captured, and compiled after that, under the options in force."""
-        target = self.target(config.current())
+        options = config.current()
+        target = self.target(options)
         target.generate(target).prepare()
+        if torch.version.cuda is not None and torch.cuda.is_initialized():
+            _prepare_card(options)
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
@@ -275,6 +282,17 @@ def device_target(device: torch.device, config: Config) -> Target:
     from lampwork.codegen.gpu import nvidia
 
     return nvidia.device_target(device.index or 0, config)
+
+
+def _prepare_card(options: Config) -> None:
+    """A program that uses cards may be about to be captured for one."""
+    # Loaded when a program uses cards: the CPU does without it.
+    from lampwork.codegen.gpu.early import start_early
+
+    # Within a capture of CUDA's nothing is done ahead that need not be.
+    if not torch.cuda.is_current_stream_capturing():
+        device = torch.device("cuda", torch.cuda.current_device())
+        start_early(lambda: device_target(device, options))
 
 
 def _tuned(graph: fx.Graph, target: Target, options: CompileOptions) -> Tuning:

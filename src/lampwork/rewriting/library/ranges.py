@@ -9,9 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
+from torch.fx.node import map_aggregate
 
 from lampwork import pristine
 from lampwork.graph.concrete import is_symbolic
+from lampwork.graph.devices import CPU
 from lampwork.graph.spec import TensorSpec
 from lampwork.rewriting import schema
 from lampwork.rewriting.matching.values import fill_value
@@ -170,8 +172,8 @@ def _scaled(a: Range, factor: Any) -> Range:
 
 
 def literal_value(node: fx.Node) -> Tensor | None:
-    """The tensor that `node` gives on every call, where it is made of literals only; None where it is not, where sizes
-    are symbols, or where it is large."""
+    """The tensor that `node` gives on every call, on the CPU, where it is made of literals only; None where it is not,
+    where sizes are symbols, or where it is large."""
     order: list[fx.Node] = []
     seen: set[fx.Node] = set()
     work = [node]
@@ -191,7 +193,14 @@ def literal_value(node: fx.Node) -> Tensor | None:
     values: dict[fx.Node, Tensor] = {}
     with pristine.no_grad():
         for current in sorted(order):
-            args: Any = fx.map_arg(current.args, values.__getitem__)  # pyright: ignore[reportPrivateImportUsage]
-            kwargs: Any = fx.map_arg(current.kwargs, values.__getitem__)  # pyright: ignore[reportPrivateImportUsage]
+            args: Any = map_aggregate(current.args, lambda each: _on_cpu(each, values))
+            kwargs: Any = map_aggregate(current.kwargs, lambda each: _on_cpu(each, values))
             values[current] = cast(Any, current.target)(*args, **kwargs)
     return values[node]
+
+
+def _on_cpu(argument: Any, values: dict[fx.Node, Tensor]) -> Any:
+    """An argument of a call on the CPU, whatever device the call was recorded for: it may be one that is captured."""
+    if isinstance(argument, fx.Node):
+        return values[argument]
+    return CPU if isinstance(argument, torch.device) else argument
