@@ -108,6 +108,7 @@ def address_of(name: str) -> str:
 # --- code -------------------------------------------------------------------------------------------------------------
 
 SHUFFLE = re.compile(r"@llvm\.nvvm\.shfl\.sync\.(\w+)\.i32\(")
+RECIPROCAL = re.compile(r"call float @llvm\.nvvm\.rcp\.approx\.ftz\.f\(float (\S+)\)")
 QUOTIENT = re.compile(r"call float @llvm\.nvvm\.div\.(?:full|approx\.ftz\.f)\((float \S+), float (\S+)\)")
 REGISTER = re.compile(r"@llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w+)\(")
 SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
@@ -249,6 +250,8 @@ def _instruction(line: str, number: int) -> str:
         return f"call void {address_of('add_halves')}(ptr {added[1]}, {added[2]}, i32 {number})"
     if found := QUOTIENT.search(line):
         line = f"{line[: line.index('=')]}= fdiv {found[1]}, {found[2]}"
+    if found := RECIPROCAL.search(line):
+        line = f"{line[: line.index('=')]}= fdiv float 1.0, {found[1]}"
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")
     rest = "i32 0, i32 0, i32 0)"
     if found := re.match(r"\s*call void @llvm\.nvvm\.bar\.warp\.sync\((i32 \S+)\)", line):

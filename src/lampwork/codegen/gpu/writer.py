@@ -88,8 +88,10 @@ class GridEmitter(Emitter):
         size, vector = itemsize(buffer.dtype), env.vector
         if not self.aligned or vector is None or vector.aligned % vector.lanes:
             return size
-        whole = is_side_by_side(offset_in(buffer, index), vector.name, vector.lanes)
-        return min(size * vector.lanes, ALIGNED) if whole else size
+        offset, lanes = offset_in(buffer, index), vector.lanes
+        while lanes > 1 and not is_side_by_side(offset, vector.name, lanes):
+            lanes //= 2
+        return min(size * lanes, ALIGNED)
 
 
 class GridWriter(KernelWriter):

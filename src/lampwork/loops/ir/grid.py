@@ -12,6 +12,7 @@ wrote, or write what another has yet to read; the reduction of a vector ReduceLo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from lampwork.loops.ir.addresses import ITEM_BYTES
@@ -28,14 +29,20 @@ from lampwork.loops.ir.nodes import (
     Stmt,
     Store,
 )
+from lampwork.loops.ir.symbols import evaluate
 from lampwork.loops.ir.traverse import walk_once
 from lampwork.records import record
+from lampwork.standard import functools
 
 WARP = 32
 ALIGNED = 16
 """Bytes that a thread reads or writes at a time, at most: vectors are aligned to their size."""
 BANK = 4
 """Bytes of shared memory that lie side by side in a bank of it."""
+BANKS = 32
+MOST_CONFLICTS = 2
+"""Words of one bank that threads of a warp may want at a time where each takes several elements: as many as of elements
+of 8 bytes anyway."""
 
 
 @record
@@ -129,8 +136,9 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
     Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. Those
-    to scratch may lie anywhere as far as lanes fit into a bank. A turn may reduce something of its own. What is
-    combined with memory is so element by element: neighbouring threads take neighbours.
+    to scratch may lie anywhere as far as lanes fit into a bank, or threads side by side hardly meet in one. A turn may
+    reduce something of its own. What is combined with memory is so element by element: neighbouring threads take
+    neighbours.
     """
     if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
         return 1
@@ -157,11 +165,28 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     lanes = ALIGNED // max(sizes or [ITEM_BYTES[buffer.dtype] for buffer, _ in moving])
     while lanes > 1 and not all(
         is_side_by_side(offset, loop.axis.name, lanes)
-        or (buffer.name in scratch and lanes * ITEM_BYTES[buffer.dtype] <= BANK)
+        or (buffer.name in scratch and _is_quick(offset, loop.axis.name, lanes, ITEM_BYTES[buffer.dtype]))
         for buffer, offset in moving
     ):
         lanes //= 2
     return lanes
+
+
+@functools.lru_cache(maxsize=256)
+def _is_quick(offset: Index, axis: str, lanes: int, size: int) -> bool:
+    """Whether lanes of elements of `size` bytes in shared memory cost about what they would side by side: few threads
+    of a warp want different words of one bank at a time."""
+    if lanes * size <= BANK:
+        return True
+    if offset.symbols() or offset.indirects() or offset.variables() != frozenset({axis}):
+        return False
+    place = offset.substitute({axis: Index.sym(axis)})
+    for lane in range(lanes):
+        places = {evaluate(place, {axis: thread * lanes + lane}) * size // BANK for thread in range(WARP)}
+        banks = Counter(place % BANKS for place in places)
+        if max(banks.values()) > MOST_CONFLICTS:
+            return False
+    return True
 
 
 def _inside(body: Sequence[Stmt]) -> Iterator[Stmt]:
