@@ -202,6 +202,7 @@ class Target:
     atomics: the dtypes whose sums with memory, and of integers the larger and the smaller, are an instruction each that
         no other thread is seen in the middle of; of a half type on two neighbours. With any, kernels may combine values
         with elements in any order.
+    neighbour_sums: those of which that is so of 16 bytes of neighbours at a time, each sum one of its own.
     processors: multiprocessors of a card; 0: threads that share nothing but memory.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
@@ -286,6 +287,7 @@ class Target:
     product_tiles: int = 0
     merged_bytes: int = 16 << 20
     atomics: frozenset[DType] = frozenset()
+    neighbour_sums: frozenset[DType] = frozenset()
     processors: int = 0
     templates: bool = True
 

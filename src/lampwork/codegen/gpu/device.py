@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lampwork.codegen.gpu.updates import add_half
+from lampwork.codegen.gpu.updates import add_half, add_neighbours
 from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
@@ -62,6 +62,12 @@ class DeviceEmitter(GridEmitter):
             add_half(self.b, address, value, dtype)
         else:
             super().combine(op, address, value, dtype)
+
+    def combine_neighbours(self, op: CombineOp, address: str, value: Value, dtype: DType) -> bool:
+        if op != "sum" or dtype not in self.target.neighbour_sums:
+            return False
+        add_neighbours(self.b, address, value, dtype)
+        return True
 
     def _from_memory(self, text: str, dtype: DType, lanes: int, pure: bool) -> Value:
         if self.only_updates and pure and text.startswith("load "):

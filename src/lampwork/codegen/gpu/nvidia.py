@@ -92,6 +92,7 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         private_bytes=48 << 10,
         scratch_bytes=MULTIPROCESSORS[known].shared_of_block - (2 << 10),
         atomics=_ATOMICS if known >= 90 else _ATOMICS - {"bf16"},
+        neighbour_sums=frozenset({"f32", "f16", "bf16"} if known >= 90 else ()),
         templates=False,
         tile_side=32,
         ahead_bytes=0,

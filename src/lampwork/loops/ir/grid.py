@@ -20,6 +20,7 @@ from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, Var
 from lampwork.loops.ir.nodes import (
     Buffer,
+    DType,
     Kernel,
     Let,
     Load,
@@ -39,6 +40,7 @@ ALIGNED = 16
 """Bytes that a thread reads or writes at a time, at most: vectors are aligned to their size."""
 BANK = 4
 """Bytes of shared memory that lie side by side in a bank of it."""
+NONE: frozenset[DType] = frozenset()
 BANKS = 32
 MOST_CONFLICTS = 2
 """Words of one bank that threads of a warp may want at a time where each takes several elements: as many as of elements
@@ -51,12 +53,14 @@ class Grid:
 
     threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
     iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does at most.
+    sums: the dtypes of which a thread adds several neighbours to memory by one instruction.
     """
 
     kernel: Kernel
     threads: int
     groups: int
     lanes: int = 1
+    sums: frozenset[DType] = NONE
 
     @property
     def is_flat(self) -> bool:
@@ -71,12 +75,12 @@ class Grid:
         """The neighbouring turns of a shared loop that a thread takes at a time: the same ones in each loop over its
         axis that takes several, so that a thread has at hand what it read in another."""
         outer, scratch = parallel_loop(self.kernel), names_of(self.kernel.scratch)
-        lanes = lanes_of(loop, scratch)
+        lanes = lanes_of(loop, scratch, self.sums)
         if lanes == 1:
             return 1
         others = shared_loops(self.kernel.body if outer is None else outer.body)
         several = [
-            lanes_of(each, scratch)
+            lanes_of(each, scratch, self.sums)
             for each in others
             if each.axis.name == loop.axis.name and each is not loop
         ]
@@ -131,16 +135,19 @@ def names_of(buffers: Sequence[Buffer]) -> frozenset[str]:
     return frozenset(buffer.name for buffer in buffers)
 
 
-def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
+def lanes_of(loop: Shared, scratch: Set[str] = frozenset(), sums: Set[DType] = NONE) -> int:
     """The neighbouring turns that a thread can take at a time: as many as make the widest element that it reads or
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
     Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. Those
     to scratch may lie anywhere as far as lanes fit into a bank, or threads side by side hardly meet in one. A turn may
-    reduce something of its own. What is combined with memory is so element by element: neighbouring threads take
-    neighbours.
+    reduce something of its own. What is combined with memory is so element by element, but for sums of the dtypes
+    `sums`: neighbouring threads take neighbours.
     """
-    if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
+    if isinstance(loop, ScanLoop):
+        return 1
+    updates = [each for each in loop.body if isinstance(each, Store) and each.combine is not None]
+    if any(each.combine != "sum" or each.buffer.dtype not in sums for each in updates):
         return 1
     values = [reducer.value for reducer in loop.reducers] if isinstance(loop, ReduceLoop) else []
     inside = list(_inside(loop.body))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import (
+    NONE,
     WARP,
     Grid,
     Shared,
@@ -21,6 +22,7 @@ from lampwork.loops.ir.grid import (
 from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
     Barrier,
+    DType,
     Kernel,
     Let,
     Load,
@@ -43,9 +45,9 @@ TURNS = 4  # of a thread, of which all loads are on the way at the same time
 UNKNOWN = 1024  # turns of a loop whose extent nothing is known of
 
 
-def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
+def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS, sums: frozenset[DType] = NONE) -> Grid:
     """How a kernel lies on a grid: as its variant says, or else the model. `hints`: likely values of symbols, to choose
-    by; the grid is right for all.
+    by; the grid is right for all. `sums`: as a `Grid` has them.
 
     before: kernel with the variant "threads 64, groups 2, lanes 4"
     after:  64 threads share an iteration, 2 such groups are a block, and each takes up to 4 elements at a time
@@ -53,7 +55,7 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     Raises:
         CodegenError: there is no such variant of this kernel.
     """
-    grid = _by_model(kernel, hints)
+    grid = _by_model(kernel, hints, sums)
     if not kernel.variant:
         return grid
     found = _VARIANT.fullmatch(kernel.variant)
@@ -71,7 +73,7 @@ _VARIANT = re.compile(r"threads (\d{1,4}), groups (\d{1,4}), lanes (\d{1,2})")
 def grid_variants(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> list[str]:
     """Other grids that are worth a measurement: each differs from the model's in one number, or in the two that make
     up a block."""
-    grid = _by_model(kernel, hints)
+    grid = _by_model(kernel, hints, NONE)
     wide = replace(grid, lanes=_most_lanes(grid))
     if grid.is_flat:
         found = [
@@ -119,10 +121,10 @@ def _most_lanes(grid: Grid) -> int:
     if grid.is_flat:
         return 1 if outer is None else lanes_of(outer)
     loops = shared_loops(kernel.body if outer is None else outer.body)
-    return max((lanes_of(loop, names_of(kernel.scratch)) for loop in loops), default=1)
+    return max((lanes_of(loop, names_of(kernel.scratch), grid.sums) for loop in loops), default=1)
 
 
-def _by_model(kernel: Kernel, hints: Mapping[str, int]) -> Grid:
+def _by_model(kernel: Kernel, hints: Mapping[str, int], sums: frozenset[DType]) -> Grid:
     """The grid that is guessed to be the best.
 
     before: parallel i < 512: reduce vector j < 64: s; vector j < 64: y[i, j] = x[i, j] / s
@@ -138,12 +140,12 @@ def _by_model(kernel: Kernel, hints: Mapping[str, int]) -> Grid:
         lanes = 1 if outer is None else _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes)
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
-    lanes = max(lanes_of(loop, names_of(kernel.scratch)) for loop in loops)
-    several = Grid(kernel, 1, 1, lanes)
+    lanes = max(lanes_of(loop, names_of(kernel.scratch), sums) for loop in loops)
+    several = Grid(kernel, 1, 1, lanes, sums)
     threads = max(_threads(loop, several.lanes_of(loop), rows, hints) for loop in loops)
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
     whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
-    grid = Grid(replace(kernel, body=whole), threads, 1, lanes)
+    grid = Grid(replace(kernel, body=whole), threads, 1, lanes, sums)
     groups = SMALL_BLOCK // threads
     while groups > 1 and groups * grid.scratch_bytes > SHARED:
         groups //= 2
