@@ -113,7 +113,7 @@ QUOTIENT = re.compile(r"call float @llvm\.nvvm\.div\.(?:full|approx\.ftz\.f)\((f
 REGISTER = re.compile(r"@llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w+)\(")
 SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
-DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"')
+DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"(?: "nvvm.minctasm"="1")?')
 TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
 )

@@ -138,7 +138,7 @@ class GpuGenerator:
 
     def _start(self, kernel: Kernel, hints: Mapping[str, int], batch: Batch) -> Callable[[], Function]:
         grid = on_grid(kernel, hints, self.target.neighbour_sums)
-        key = (structure(grid.kernel), grid.threads, grid.groups, grid.lanes)
+        key = (structure(grid.kernel), grid.threads, grid.groups, grid.lanes, grid.turns)
         with self._lock:
             known = self._known.get(key)
         if known is not None:

@@ -47,11 +47,13 @@ SIDE_BY_SIDE = 8  # such turns: their loads are on the way at the same time
 
 @record
 class Carried:
-    """What a shared loop carries from turn to turn: its start for so many lanes; vectors as scalars; two in one."""
+    """What a shared loop carries from turn to turn: its start for so many lanes; vectors as scalars; two in one. cheap:
+    whether a turn is little more than what it reads."""
 
     initial: Callable[[int], list[Value]]
     narrow: Callable[[list[Value]], list[Value]]
     merge: Callable[[list[Value], list[Value]], list[Value]]
+    cheap: bool = False
 
 
 def _none(*parts: object) -> list[Value]:
@@ -194,7 +196,8 @@ class GridWriter(KernelWriter):
             self.statements(loop.body, env)
 
     def _read_early(self, loop: Loop, env: Env) -> None:
-        """What a group reads once a row is on the way before the threads wait for each other."""
+        """What a group reads once a row is on the way before the threads wait for each other, and what a thread of a
+        flat kernel reads before it computes."""
         known = {loop.axis.name}
         ends = [stmt for stmt in loop.body if isinstance(stmt, Let | Store)]
         for part in walk_once(*(stmt.value for stmt in ends)):
@@ -299,7 +302,8 @@ class SharedReduce(ReduceWriter):
         writer.hoist(self.axis, loop.axis.extent, loop.body, values, self.env)
         end = writer.emitter.emit_index(loop.axis.extent, self.env)
         self.lanes = writer.grid.lanes_of(loop) if writer.wide else 1
-        carried = Carried(self._initial, self._narrowed, self._merged)
+        cheap = not has_loops(loop.body) and cost([*expressions(loop.body), *values]) <= CHEAP
+        carried = Carried(self._initial, self._narrowed, self._merged, cheap)
         totals = writer.share(self.axis, end, self.lanes, self.env, self._turn, carried)
         env = self.outer
         states = writer.across_group(self.reductions, self._split(totals))

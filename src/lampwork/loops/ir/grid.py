@@ -53,7 +53,8 @@ class Grid:
 
     threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
     iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does at most.
-    sums: the dtypes of which a thread adds several neighbours to memory by one instruction.
+    sums: the dtypes of which a thread adds several neighbours to memory by one instruction. turns: of a thread of a
+    flat kernel, of so many lanes each, whose loads are on the way together; whole blocks of them are all there is.
     """
 
     kernel: Kernel
@@ -61,6 +62,7 @@ class Grid:
     groups: int
     lanes: int = 1
     sums: frozenset[DType] = NONE
+    turns: int = 1
 
     @property
     def is_flat(self) -> bool:
@@ -69,7 +71,7 @@ class Grid:
     @property
     def per_block(self) -> int:
         """Iterations of the parallel loop that a block takes at a time."""
-        return self.groups * self.lanes if self.is_flat else self.groups
+        return self.groups * self.lanes * self.turns if self.is_flat else self.groups
 
     def lanes_of(self, loop: Shared) -> int:
         """The neighbouring turns of a shared loop that a thread takes at a time: the same ones in each loop over its
