@@ -132,7 +132,7 @@ def test_functions_of_half_types(name: str, dtype: torch.dtype) -> None:
         x = torch.arange(count, device=gpu.DEVICE).to(torch.int16).view(dtype)
         for given in (x, x[1:]):
             got, want = run(fn, given), fn(given)
-            usable = given.isfinite()
+            usable = given.double().abs() < 1e30
             text = difference(got[usable], want[usable], fn(given.double())[usable])
             assert not text, text
 
