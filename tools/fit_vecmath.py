@@ -168,6 +168,7 @@ def fits() -> list[Fit]:
         Fit("EXP_F64", exp_rest, -half_ln2, half_ln2, 10, False, square),
         Fit("EXP2_F32", exp2_rest, mpf("-0.5"), mpf("0.5"), 7, True, linear),
         Fit("TANH_F32", tanh_rest, mpf(0), mpf("0.4") ** 2, 4, True, linear),
+        Fit("TANH_WIDE_F32", tanh_rest, mpf(0), mpf("0.55") ** 2, 5, True, linear),
         Fit("ERF_F32", erf_rest, mpf(0), mpf("0.92") ** 2, 7, True),
         Fit("ERF_TAIL_F32", erf_exponent, mpf("-1.1"), mpf(2), 9, True),
         Fit("LOG_F64", log_rest, mpf(0), log_high, 7, False, linear),

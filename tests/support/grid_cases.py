@@ -317,6 +317,8 @@ CUT = {
     "moments of long rows": moments,
     "blocks of columns": lambda: columns("sum", 256, 64),
     "blocks of columns of bf16": lambda: columns("max", 96, 160, "bf16"),
+    "blocks of many lines": lambda: columns("sum", 512, 32),
+    "blocks of many lines of bf16": lambda: columns("max", 768, 64, "bf16"),
     "pieces of columns": lambda: columns("sum", 4096, 16),
     "pieces of columns of bf16": lambda: columns("sum", 4096, 32, "bf16"),
     "transpose of bf16": lambda: transpose(64, 128, "bf16"),

@@ -108,16 +108,20 @@ def address_of(name: str) -> str:
 # --- code -------------------------------------------------------------------------------------------------------------
 
 SHUFFLE = re.compile(r"@llvm\.nvvm\.shfl\.sync\.(\w+)\.i32\(")
+RECIPROCAL = re.compile(r"call float @llvm\.nvvm\.rcp\.approx\.ftz\.f\(float (\S+)\)")
 QUOTIENT = re.compile(r"call float @llvm\.nvvm\.div\.(?:full|approx\.ftz\.f)\((float \S+), float (\S+)\)")
 REGISTER = re.compile(r"@llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w+)\(")
 SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
-DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"')
+DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"(?: "nvvm.minctasm"="1")?')
 TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
 )
 ADD_HALF = re.compile(
     r'call void asm sideeffect "red\.\S+\.f16x2 \S+ \S+;", "\S+"\(ptr(?: addrspace\(1\))? (%\w+), (.*)\)'
+)
+ADD_SEVERAL = re.compile(
+    r'call void asm sideeffect "red\.\S+\.v([24])\.(f32|f16x2) .*?"\(ptr(?: addrspace\(1\))? (%\w+), (.*)\)'
 )
 ATOMIC = re.compile(
     r"^\s*(?:%\w+ = )?(?:(?:load|store) atomic|atomicrmw \w+|cmpxchg) .*?ptr ([%@][\w.]+)[ ,].*, align (\d+)$"
@@ -245,10 +249,14 @@ def _instruction(line: str, number: int) -> str:
         lambda m: f"{address_of('copy')}({m[2]}, i32 {m[1]}, {m[3]}, i32 {number})",
         line,
     )
+    if several := ADD_SEVERAL.search(line):
+        return _several_sums(several, number)
     if added := ADD_HALF.search(line):
         return f"call void {address_of('add_halves')}(ptr {added[1]}, {added[2]}, i32 {number})"
     if found := QUOTIENT.search(line):
         line = f"{line[: line.index('=')]}= fdiv {found[1]}, {found[2]}"
+    if found := RECIPROCAL.search(line):
+        line = f"{line[: line.index('=')]}= fdiv float 1.0, {found[1]}"
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")
     rest = "i32 0, i32 0, i32 0)"
     if found := re.match(r"\s*call void @llvm\.nvvm\.bar\.warp\.sync\((i32 \S+)\)", line):
@@ -256,6 +264,21 @@ def _instruction(line: str, number: int) -> str:
     if "@llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)" in line:
         line = f"call i32 {address_of('meet')}(i32 4, i32 {number}, i32 -1, {rest}"
     return line
+
+
+def _several_sums(found: re.Match[str], number: int) -> str:
+    """Sums of neighbours: of the words of one aligned place, one after the other."""
+    count, kind, place, given = found.groups()
+    size = 4 * int(count)
+    lines = [_call_touch(place, size, size, number, "updates")]
+    for part, value in enumerate(given.split(", ")):
+        address = f"%sum{number}_{part}"
+        lines.append(f"{address} = getelementptr i8, ptr {place}, i64 {4 * part}")
+        if kind == "f32":
+            lines.append(f"{address}r = atomicrmw fadd ptr {address}, {value} monotonic, align 4")
+        else:
+            lines.append(f"call void {address_of('add_halves')}(ptr {address}, {value}, i32 {number})")
+    return "\n".join(lines)
 
 
 def _touch(found: re.Match[str], number: int) -> str:

@@ -126,11 +126,12 @@ class Target:
     multiplies_words: both halves of a product of 32-bit numbers are one instruction of 32-bit registers.
     has_maximum: the larger of two float32, or NaN if either is, is an instruction, and the smaller.
     has_bf16c: float32 is rounded to bfloat16 by an instruction, subnormal numbers too.
+    halves: the half types with instructions for sums, products and larger ones of two numbers at a time.
     scale: emits x * 2**n of float32 vectors as one instruction, called with (builder, x, n); gives None for a number of
         lanes that it does not have. None: by integer arithmetic.
     exp2: emits 2**x of float32 as one instruction, called with (builder, x): within some two ulp for |x| <= 1/2, and
-        within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as sigmoid and softplus are
-        computed anyway: they would lose too much.
+        within 2^-21 of itself beyond, infinity and 0 included. None: by a polynomial, as softplus is computed anyway,
+        which would lose too much.
     divide: emits the quotient of float32 numbers to 2 ulp, called with (builder, a, b, tiny) as `Builder.quotient` is.
     is_subnormal: emits as one instruction which float32 numbers are subnormal, called with (builder, x); gives None for
         a number of lanes that it does not have.
@@ -201,6 +202,7 @@ class Target:
     atomics: the dtypes whose sums with memory, and of integers the larger and the smaller, are an instruction each that
         no other thread is seen in the middle of; of a half type on two neighbours. With any, kernels may combine values
         with elements in any order.
+    neighbour_sums: those of which that is so of 16 bytes of neighbours at a time, each sum one of its own.
     processors: multiprocessors of a card; 0: threads that share nothing but memory.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
@@ -228,6 +230,7 @@ class Target:
     has_bf16c: bool = False
     multiplies_words: bool = False
     has_maximum: bool = False
+    halves: frozenset[DType] = frozenset()
     scale: Callable[[Any, Any, Any], Any] | None = None
     exp2: Callable[[Any, Any], Any] | None = None
     divide: Callable[[Any, Any, Any, bool], Any] | None = None
@@ -284,6 +287,7 @@ class Target:
     product_tiles: int = 0
     merged_bytes: int = 16 << 20
     atomics: frozenset[DType] = frozenset()
+    neighbour_sums: frozenset[DType] = frozenset()
     processors: int = 0
     templates: bool = True
 

@@ -84,7 +84,8 @@ def test_ptxas_takes_it(name: str, capability: int, table: list[str]) -> None:
             f" {found.shared:6} bytes shared"
         )
         # Divisions are calls of ptxas's own, around which registers are saved: those of float64, and rare float32 ones.
-        allowed = 128 if "f64" in name else 16 if name in cases.CUT else 0
+        # Long rows keep what is one value a row there.
+        allowed = 128 if "f64" in name else 48 if name in cases.CUT else 0
         assert found.spills <= allowed and 0 < found.registers <= SIMPLE, table[-1]
 
 

@@ -17,10 +17,11 @@ import pytest
 from grids import Case, check_grids, grids_of, kernels_of, memory_of
 from loops_build import I, at, axes, buffer, op, pointwise
 from simulated import MODEL, AssertionOfKernel, ForbiddenError, run_simulated
-from test_gpu_ptx import GOLDEN_LLVM, ptx_of
+from test_gpu_ptx import GOLDEN_LLVM, generator, ptx_of
 from test_gpu_simulated import check, of_threads
 
 from lampwork.codegen.gpu.device import emit_device
+from lampwork.codegen.gpu.nvidia import describe
 from lampwork.codegen.llvm.emit_kernel import emit_kernel
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.errors import CodegenError, InvalidLoopsError
@@ -30,6 +31,7 @@ from lampwork.loops.ir.kernel import make_kernel, statements
 from lampwork.loops.ir.nodes import Const, Kernel, Load, Loop, Map, Store
 from lampwork.loops.ir.verify import verify_definitions, verify_kernel
 from lampwork.loops.reference.evaluate_grid import RaceError, run_grid
+from lampwork.loops.schedule.grid import on_grid
 
 DTYPES = ("f64", "f32", "f16", "bf16", "i64", "i32")
 OPS = ("sum", "prod", "max", "min")
@@ -232,6 +234,60 @@ INSTRUCTIONS = {
     ("f64", "prod", 90): r"atom\.relaxed\.gpu\.global\.cas\.b64",
     ("u8", "put", 80): r"st\.relaxed\.gpu\.global\.b8",
 }
+
+
+SEVERAL = {
+    ("f32", 4): r"red\.relaxed\.gpu\.global\.add\.v4\.f32",
+    ("f16", 8): r"red\.relaxed\.gpu\.global\.add\.noftz\.v4\.f16x2",
+    ("bf16", 8): r"red\.relaxed\.gpu\.global\.add\.noftz\.v4\.bf16x2",
+}
+SUMS = frozenset({"f32", "f16", "bf16"})
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(("dtype", "lanes"), SEVERAL)
+def test_several_sums_are_one_instruction(dtype: str, lanes: int, capability: int) -> None:
+    each = update_kernel(cases.updated("sum", 4096, 64, dtype, 512))
+    grid = on_grid(each, sums=describe(capability).neighbour_sums)
+    assert grid.lanes == lanes
+    of = generator(capability)
+    text = of.jit.emit(of.emit(grid, "lw_kernel"), 0, verify=True).decode()
+    assert re.search(SEVERAL[dtype, lanes], text), text
+    assert float(re.search(r"\.version (\S+)", text)[1]) >= 8.1
+    if capability in ptxas.supported():
+        ptxas.assemble(text, capability)
+
+
+def test_only_sums_of_neighbours_are_one_instruction() -> None:
+    """Neither other combinations, nor elements that lie apart, nor on cards without it."""
+    assert on_grid(update_kernel(cases.updated("max", 4096, 64)), sums=SUMS).lanes == 1
+    assert on_grid(update_kernel(cases.updated("sum", 4096, 64, "i32")), sums=SUMS).lanes == 1
+    assert on_grid(update_kernel(cases.updated_elements("sum", 64, 32)), sums=SUMS).lanes == 1
+    assert on_grid(update_kernel(cases.updated("sum", 4096, 64))).lanes == 1
+    assert not describe(80).neighbour_sums
+
+
+@pytest.mark.parametrize("n", [8, 20, 64])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_several_sums(dtype: str, n: int) -> None:
+    """On the simulated card, with its instruction and without, and thread by thread."""
+    case = cases.updated("sum", 50, n, dtype)
+    grids = [on_grid(each, sums=SUMS) for each in kernels_of(case)]
+    assert grids[-1].lanes > 1
+    check_grids(case, grids)
+    check(case, grids)
+    with_it = replace(MODEL, neighbour_sums=SUMS)
+    check(case, grids, target=with_it, seed=n)
+    code = emit_device(grids[-1], with_it, "lw_kernel")
+    assert (".v4.f32" if dtype == "f32" else ".f16x2") in code
+
+
+def test_several_sums_of_unaligned_rows_are_apart() -> None:
+    """Rows of 10 half numbers lie at multiples of 4 bytes."""
+    case = cases.updated("sum", 50, 10, "f16")
+    grids = [on_grid(each, sums=SUMS) for each in kernels_of(case)]
+    assert grids[-1].lanes == 2
+    check(case, grids, target=replace(MODEL, neighbour_sums=SUMS))
 
 
 def update_kernel(case: Case) -> Kernel:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lampwork.codegen.gpu.updates import add_half
+from lampwork.codegen.gpu.updates import add_half, add_neighbours
 from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
@@ -34,11 +34,13 @@ from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import statements
 from lampwork.loops.ir.nodes import Buffer, CombineOp, DType, Load, Loop, ReduceLoop, ScanLoop, Stmt, Store
 from lampwork.loops.ir.traverse import walk_once
+from lampwork.loops.schedule.grid import MOST_THREADS
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
 TURNS, MOST_VALUES = 8, 32  # of a thread that are written one after the other, and what they hold
 SEVERAL = 4  # turns of a long loop at a time
+MORE = 8  # of one whose turns are cheap, by a whole block: the registers of as many loads are there
 ALL = "-1"  # lanes of a warp
 UNCHANGED = STREAM + 1  # the number of the metadata of a load from memory that the kernel does not change
 
@@ -62,6 +64,12 @@ class DeviceEmitter(GridEmitter):
             add_half(self.b, address, value, dtype)
         else:
             super().combine(op, address, value, dtype)
+
+    def combine_neighbours(self, op: CombineOp, address: str, value: Value, dtype: DType) -> bool:
+        if op != "sum" or dtype not in self.target.neighbour_sums:
+            return False
+        add_neighbours(self.b, address, value, dtype)
+        return True
 
     def _from_memory(self, text: str, dtype: DType, lanes: int, pure: bool) -> Value:
         if self.only_updates and pure and text.startswith("load "):
@@ -115,6 +123,7 @@ class DeviceWriter(GridWriter):
     def __init__(self, module: Module, grid: Grid, target: Target) -> None:
         super().__init__(module, grid, target)
         self._wide = True
+        self._alone = False  # whether threads want the registers that there are if a block is alone
 
     def _emitter(self, written: frozenset[str]) -> GridEmitter:
         emitter = DeviceEmitter(self.b, written=written, error_flag="")
@@ -159,7 +168,8 @@ class DeviceWriter(GridWriter):
     def _head(self, name: str) -> str:
         """The line that the function begins with, up to its body."""
         threads = self.grid.threads * self.grid.groups
-        return f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{threads}"'
+        alone = ' "nvvm.minctasm"="1"' if self._alone else ""
+        return f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{threads}"{alone}'
 
     def _for_both(self, buffers: Sequence[str], env: Env) -> None:
         """The code for aligned buffers, and that for others."""
@@ -187,6 +197,9 @@ class DeviceWriter(GridWriter):
         if grid.is_flat:
             position, total = b.add(b.mul(block, grid.groups), thread), b.mul(blocks, grid.groups)
             lanes = grid.lanes if self._wide else 1
+            if lanes > 1 and grid.turns > 1:
+                self._turns_of_blocks(loop, block, thread, blocks, env)
+                return
             whole = self._multiple(extent, lanes)
             with Stride(b, b.mul(position, lanes), b.mul(total, lanes), whole) as index:
                 self.iteration(loop, index, lanes, env)
@@ -199,6 +212,26 @@ class DeviceWriter(GridWriter):
         step = b.mul(blocks, grid.groups)
         with Stride(b, first, step, extent) as index:
             self.iteration(loop, index, 1, env)
+
+    def _turns_of_blocks(
+        self, loop: Loop | None, block: Value, thread: Value, blocks: Value, env: Env
+    ) -> None:
+        """The iterations of a thread of a flat kernel that takes several turns in each block: what all of them read
+        comes before what the first computes."""
+        b, grid = self.b, self.grid
+        elements = None if loop is None else loop.axis.extent.as_int()
+        if loop is None or elements is None or elements % grid.per_block:
+            raise CodegenError(
+                f"blocks of {grid.per_block} iterations do not divide those of {self.kernel.name}"
+            )
+        first = b.add(b.mul(block, grid.per_block), b.mul(thread, grid.lanes))
+        with Stride(b, first, b.mul(blocks, grid.per_block), Value("%extent", "i64")) as index:
+            places = [b.add(index, turn * grid.groups * grid.lanes) for turn in range(grid.turns)]
+            for place in places:
+                inside = env.in_loop(loop.axis).with_index(loop.axis.name, place)
+                self._read_early(loop, self.vectorized(inside, loop.axis.name, grid.lanes, grid.lanes))
+            for place in places:
+                self.iteration(loop, place, grid.lanes, env)
 
     @property
     def _device(self) -> DeviceEmitter:
@@ -317,7 +350,10 @@ class DeviceWriter(GridWriter):
             inner = self.vectorized(env, axis, lanes, lanes)
             # Several turns of a long row at a time: their loads are on the way together.
             step = threads * lanes
-            several = SEVERAL if end.const and int(end.text) % (step * SEVERAL) == 0 else 1
+            more = MORE if carried.cheap and threads == MOST_THREADS else SEVERAL
+            choices = (more, SEVERAL) if end.const else ()
+            several = next((each for each in choices if int(end.text) % (step * each) == 0), 1)
+            self._alone = self._alone or several == MORE
             with b.loop(b.mul(thread, lanes), whole, step * several, state) as loop:
                 loop.next = loop.carried
                 for number in range(several):

@@ -148,8 +148,8 @@ class GpuGenerator:
             return functions, [_compiled(definition, *started) for definition, started in products]
 
     def _start(self, kernel: Kernel, hints: Mapping[str, int], batch: Batch) -> Callable[[], Function]:
-        grid = on_grid(kernel, hints)
-        key = (structure(grid.kernel), grid.threads, grid.groups, grid.lanes)
+        grid = on_grid(kernel, hints, self.target.neighbour_sums)
+        key = (structure(grid.kernel), grid.threads, grid.groups, grid.lanes, grid.turns)
         with self._lock:
             known = self._known.get(key)
         if known is not None:
@@ -223,7 +223,8 @@ class GpuGenerator:
 
     def texts(self, kernels: Sequence[Kernel]) -> list[str]:
         distinct = {structure(kernel): kernel for kernel in kernels}
-        return [self.emit(on_grid(kernel), kernel.name) for kernel in distinct.values()]
+        sums = self.target.neighbour_sums
+        return [self.emit(on_grid(kernel, sums=sums), kernel.name) for kernel in distinct.values()]
 
     def assembly(self, text: str) -> str:
         return self.jit.emit(text, 0, verify=bool(config.current().verify), assembly=True).decode()

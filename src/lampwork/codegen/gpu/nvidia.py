@@ -41,7 +41,9 @@ def ex2(b: Builder, x: Value) -> Value:
 
 
 def divide(b: Builder, x: Value, y: Value, tiny: bool) -> Value:
-    """x / y of float32 to 2 ulp, without branches: two instructions, and with `tiny` six more."""
+    """x / y of float32 to 2 ulp, without branches: two instructions, one where x is 1, and with `tiny` six more."""
+    if x == b.const(1.0, "f32") and not tiny:
+        return each_lane(b, "llvm.nvvm.rcp.approx.ftz.f", y)
     return each_lane(b, "llvm.nvvm.div.full" if tiny else "llvm.nvvm.div.approx.ftz.f", x, y)
 
 
@@ -83,12 +85,14 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         has_f16c=True,
         has_bf16c=known >= 80,
         has_maximum=known >= 80,
+        halves=frozenset({"f16", "bf16"} if known >= 80 else {"f16"}),
         has_libm=False,
         exp2=ex2,
         divide=divide,
         private_bytes=48 << 10,
         scratch_bytes=MULTIPROCESSORS[known].shared_of_block - (2 << 10),
         atomics=_ATOMICS if known >= 90 else _ATOMICS - {"bf16"},
+        neighbour_sums=frozenset({"f32", "f16", "bf16"} if known >= 90 else ()),
         templates=False,
         tile_side=32,
         ahead_bytes=0,
@@ -116,6 +120,7 @@ def emulated() -> Target:
         generate=emulating_generator,
         has_bf16c=False,
         has_maximum=False,
+        halves=frozenset({"f16"}),
         exp2=None,
         atomics=_ATOMICS - {"f16", "bf16"},
         divide=None,

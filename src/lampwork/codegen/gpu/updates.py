@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.emit_ops import emit_op
-from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, itemsize
+from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, itemsize, vector_type
 from lampwork.loops.ir.nodes import CombineOp, DType
 
 _OPS: Mapping[CombineOp, str] = MappingProxyType(
@@ -54,6 +54,30 @@ def add_half(b: Builder, address: str, value: Value, dtype: DType) -> None:
     b.line(
         f'call void asm sideeffect "red.relaxed.gpu.global.add.noftz.{dtype}x2 [$0], $1;", "l,r,~{{memory}}"'
         f"(ptr addrspace(1) {target}, i32 {b.or_(own, other).text})"
+    )
+
+
+def add_neighbours(b: Builder, address: str, value: Value, dtype: DType) -> None:
+    """Sums of 4 to 16 bytes of neighbours, at a multiple of as many, by the instruction that NVIDIA cards have for them
+    from compute capability 9.0 and PTX 8.1 on. Each element is one of its own to other threads."""
+    halves = dtype in ("f16", "bf16")
+    words = value.lanes // 2 if halves else value.lanes
+    element: DType = "i32" if halves else dtype
+    if halves:
+        value = b.emit(f"bitcast {value.type} {value.text} to {vector_type('i32', words)}", "i32", words)
+    parts = (
+        [value]
+        if words == 1
+        else [b.emit(f"extractelement {value.type} {value.text}, i64 {n}", element, 1) for n in range(words)]
+    )
+    names = [f"${n}" for n in range(1, words + 1)]
+    given = names[0] if words == 1 else f"{{{', '.join(names)}}}"
+    how = f"noftz{'' if words == 1 else f'.v{words}'}.{dtype}x2" if halves else f"v{words}.f32"
+    kinds = ",".join(("r" if halves else "f") * words)
+    target = b.emit(f"addrspacecast ptr {address} to ptr addrspace(1)", "i64", 1).text
+    b.line(
+        f'call void asm sideeffect "red.relaxed.gpu.global.add.{how} [$0], {given};", "l,{kinds},~{{memory}}"'
+        f"(ptr addrspace(1) {target}, {', '.join(b.typed(each) for each in parts)})"
     )
 
 

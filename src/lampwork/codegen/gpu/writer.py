@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from lampwork.codegen.gpu.updates import emit_update
 from lampwork.codegen.llvm.analysis import cost, expressions, has_loops
-from lampwork.codegen.llvm.builder import Module, Value
-from lampwork.codegen.llvm.emit import Emitter
+from lampwork.codegen.llvm.builder import Builder, Module, Value
+from lampwork.codegen.llvm.emit import Emitter, Lanes
 from lampwork.codegen.llvm.emit_kernel import KernelWriter, Turn
 from lampwork.codegen.llvm.emit_reduce import ReduceWriter
 from lampwork.codegen.llvm.env import Env, VectorAxis
@@ -47,11 +47,13 @@ SIDE_BY_SIDE = 8  # such turns: their loads are on the way at the same time
 
 @record
 class Carried:
-    """What a shared loop carries from turn to turn: its start for so many lanes; vectors as scalars; two in one."""
+    """What a shared loop carries from turn to turn: its start for so many lanes; vectors as scalars; two in one. cheap:
+    whether a turn is little more than what it reads."""
 
     initial: Callable[[int], list[Value]]
     narrow: Callable[[list[Value]], list[Value]]
     merge: Callable[[list[Value], list[Value]], list[Value]]
+    cheap: bool = False
 
 
 def _none(*parts: object) -> list[Value]:
@@ -70,15 +72,41 @@ class GridEmitter(Emitter):
 
     def emit_update(self, store: Store, op: CombineOp, value: Value, env: Env) -> None:
         buffer = store.buffer
-        if env.lanes > 1:
-            raise CodegenError(f"several elements of {buffer.name} are combined with memory at a time")
         place = self._place(buffer, store.index, env, None)
         is_proven = self._is_proven(buffer, store.index, None, env)
         guard = None if is_proven else self._checked(buffer, place, env, None)
+        if env.lanes > 1:
+            self._update_lanes(store, op, value, env, place, guard)
+            return
         offset = place.base if place.vector is None else place.vector
         address = self.b.element(self._base(buffer, env), buffer.dtype, offset).text
         with nullcontext() if guard is None else self._where(guard):
             self.combine(op, address, self.as_stored(buffer, value), buffer.dtype)
+
+    def _update_lanes(
+        self, store: Store, op: CombineOp, value: Value, env: Env, place: Lanes, guard: Value | None
+    ) -> None:
+        """Neighbours at a time where there is an instruction for that, else one after the other."""
+        b, buffer, lanes = self.b, store.buffer, env.lanes
+        if self._active(env, None) is not None:
+            raise CodegenError(f"elements of {buffer.name} are combined with memory under a mask")
+        value = b.widen(self.as_stored(buffer, value), lanes)
+        if guard is None and place.vector is None and place.step == 1:
+            whole = self.alignment(buffer, store.index, env) == lanes * itemsize(buffer.dtype)
+            address = b.element(self._base(buffer, env), buffer.dtype, place.base).text
+            if whole and self.combine_neighbours(op, address, value, buffer.dtype):
+                return
+        offsets = self._all_lanes(place, env)
+        for lane in range(lanes):
+            offset, own = (_lane(b, each, lane) for each in (offsets, value))
+            address = b.element(self._base(buffer, env), buffer.dtype, offset).text
+            with nullcontext() if guard is None else self._where(_lane(b, guard, lane)):
+                self.combine(op, address, own, buffer.dtype)
+
+    def combine_neighbours(self, op: CombineOp, address: str, value: Value, dtype: DType) -> bool:
+        """`combine` of all lanes of a value with as many neighbours, at a multiple of their size, by one instruction;
+        False if there is none."""
+        return False
 
     def combine(self, op: CombineOp, address: str, value: Value, dtype: DType) -> None:
         """The element at an address becomes `op` of itself and a value, in the form that it has in memory."""
@@ -88,8 +116,17 @@ class GridEmitter(Emitter):
         size, vector = itemsize(buffer.dtype), env.vector
         if not self.aligned or vector is None or vector.aligned % vector.lanes:
             return size
-        whole = is_side_by_side(offset_in(buffer, index), vector.name, vector.lanes)
-        return min(size * vector.lanes, ALIGNED) if whole else size
+        offset, lanes = offset_in(buffer, index), vector.lanes
+        while lanes > 1 and not is_side_by_side(offset, vector.name, lanes):
+            lanes //= 2
+        return min(size * lanes, ALIGNED)
+
+
+def _lane(b: Builder, value: Value, lane: int) -> Value:
+    """One lane of a vector; a scalar is all of them."""
+    if value.lanes == 1:
+        return value
+    return b.emit(f"extractelement {value.type} {value.text}, i64 {lane}", value.dtype, 1)
 
 
 class GridWriter(KernelWriter):
@@ -159,7 +196,8 @@ class GridWriter(KernelWriter):
             self.statements(loop.body, env)
 
     def _read_early(self, loop: Loop, env: Env) -> None:
-        """What a group reads once a row is on the way before the threads wait for each other."""
+        """What a group reads once a row is on the way before the threads wait for each other, and what a thread of a
+        flat kernel reads before it computes."""
         known = {loop.axis.name}
         ends = [stmt for stmt in loop.body if isinstance(stmt, Let | Store)]
         for part in walk_once(*(stmt.value for stmt in ends)):
@@ -264,7 +302,8 @@ class SharedReduce(ReduceWriter):
         writer.hoist(self.axis, loop.axis.extent, loop.body, values, self.env)
         end = writer.emitter.emit_index(loop.axis.extent, self.env)
         self.lanes = writer.grid.lanes_of(loop) if writer.wide else 1
-        carried = Carried(self._initial, self._narrowed, self._merged)
+        cheap = not has_loops(loop.body) and cost([*expressions(loop.body), *values]) <= CHEAP
+        carried = Carried(self._initial, self._narrowed, self._merged, cheap)
         totals = writer.share(self.axis, end, self.lanes, self.env, self._turn, carried)
         env = self.outer
         states = writer.across_group(self.reductions, self._split(totals))

@@ -320,12 +320,12 @@ class Builder:
         """The polynomial with these coefficients, lowest power first, at x, whose square is finite.
 
         Long ones in powers of x * x with coefficients c + d * x: one product more, but half as many operations that
-        wait for each other. What a core can hold of waiting operations is what bounds a loop of them. Without fused
-        multiplication by Horner's rule, which rounds less.
+        wait for each other. What a core can hold of waiting operations is what bounds a loop of them. On a card other
+        threads go on meanwhile. Without fused multiplication by Horner's rule, which rounds less.
         """
         terms: list[Operand] = list(coefficients)
         step = x
-        if len(terms) > LONGEST_CHAIN and self.target.has_fma:
+        if len(terms) > LONGEST_CHAIN and self.target.has_fma and not self.target.processors:
             pairs = [self.fma(d, x, c) for c, d in zip(coefficients[::2], coefficients[1::2], strict=False)]
             terms = [*pairs, *coefficients[len(pairs) * 2 :]]
             step = self.mul(x, x)

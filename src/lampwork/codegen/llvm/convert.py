@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from lampwork.codegen.llvm.branches import unless_any
 from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.llvm.float8 import narrow_float8, widen_float8
+from lampwork.codegen.llvm.halves import as_half, note_exact, unpacked
 from lampwork.codegen.llvm.shuffles import by_register
 from lampwork.codegen.llvm.types import BITS, is_float, is_unsigned, vector_type
 from lampwork.loops.ir.nodes import FLOAT8, DType
@@ -87,13 +88,16 @@ def _exact(value: Value) -> str:
 
 def widen_half(b: Builder, value: Value) -> Value:
     """f16 or bf16 as f32, exactly."""
-    if value.dtype == "bf16":
-        found = _widen_bf16(b, value)
-        return found if found.const else b.remember(_exact(found), found)
-    return _widen_f16(b, value)
+    found = _widen_bf16(b, value) if value.dtype == "bf16" else _widen_f16(b, value)
+    note_exact(b, found, value)
+    if value.dtype == "bf16" and not found.const:
+        b.remember(_exact(found), found)
+    return found
 
 
 def _widen_bf16(b: Builder, value: Value) -> Value:
+    if (found := unpacked(b, value)) is not None:
+        return found
     bits = _integer(b, "zext", value, "i32")
     return b.bitcast(b.shl(bits, 16), "f32")
 
@@ -114,6 +118,8 @@ def _widen_f16(b: Builder, value: Value) -> Value:
 
 def narrow_half(b: Builder, value: Value, dtype: DType) -> Value:
     """f32 rounded to f16 or bf16, nearest even."""
+    if (half := as_half(b, value, dtype)) is not None:
+        return half
     if dtype == "bf16":
         return _narrow_bf16(b, value)
     if b.target.has_f16c:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from lampwork.codegen.llvm import division, vecmath, vecmath_remainder
 from lampwork.codegen.llvm.builder import Builder, Comparison, Value
 from lampwork.codegen.llvm.convert import convert, keep_exact
+from lampwork.codegen.llvm.halves import note_operation
 from lampwork.codegen.llvm.types import BITS, compute_dtype, is_float, is_unsigned
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import DType
@@ -36,6 +37,7 @@ def emit_op(b: Builder, name: str, args: tuple[Value, ...], dtype: DType) -> Val
     found = rule(b, *operands)
     if name in _PICKS:
         found = keep_exact(b, found, operands if name != "where" else operands[1:])
+    note_operation(b, name, operands, found)
     return b.remember(key, convert(b, found, dtype))
 
 

@@ -20,6 +20,7 @@ LN2_LOW = 1.42860682030941723212e-6
 # Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the sum.
 ROUNDER = 12582912.0
 ROUNDER_BITS = 0x4B400000
+MOST_POWER = 126.0  # |n| up to which 2^n is a normal number
 
 
 def exp(b: Builder, x: Value) -> Value:
@@ -56,10 +57,18 @@ def _exp2_below(b: Builder, x: Value) -> Value:
 
 def _exp_by_instruction(b: Builder, x: Value, exp2: Callable[[Builder, Value], Value]) -> Value:
     """e ** x for every x, as 2^n times 2^t with |t| <= 1/2. Where n is at its limit t goes on: to where 2^t, or its
-    product with 2^n, is infinite, subnormal or 0. The error of t is 2^-25, a third of an ulp of the result."""
-    n = _near(b, b.sub(b.fma(x, LOG2_E, ROUNDER), ROUNDER))
+    product with 2^n, is infinite, subnormal or 0. The error of t is 2^-25, a third of an ulp of the result.
+
+    The limits of n are those of a number between 0 and 1, to which cards keep a sum without another instruction.
+    """
+    part = b.fma(x, LOG2_E / (2 * MOST_POWER), 0.5)
+    zero, one = (b.widen(b.const(limit, "f32"), part.lanes) for limit in (0.0, 1.0))
+    part = b.intrinsic("minnum", b.intrinsic("maxnum", part, zero), one)
+    # What is added last puts n + 127, the exponent of 2^n, into the low bits.
+    shifted = b.fma(part, 2 * MOST_POWER, ROUNDER + (127.0 - MOST_POWER))
+    n = b.sub(shifted, ROUNDER + 127.0)
     t = b.fma(x, LOG2_E_LOW, b.fma(x, LOG2_E, b.neg(n)))
-    return _scaled_once(b, exp2(b, t), n)
+    return b.mul(exp2(b, t), b.bitcast(b.shl(b.bitcast(shifted, "i32"), 23), "f32"))
 
 
 def _near(b: Builder, n: Value) -> Value:
@@ -128,13 +137,39 @@ def _power_at_once(b: Builder, x: Value, exp2: Callable[[Builder, Value], Value]
     return exp2(b, b.mul(x, scale * LOG2_E))
 
 
+DOWN = 32.0
+"""By how many powers of two a denominator is made smaller, so that it is finite where 1 over it is not 0."""
+
+
+def _sigmoid_by_instruction(b: Builder, x: Value, exp2: Callable[[Builder, Value], Value]) -> Value:
+    one = b.const(1.0, "f32")
+    if b.coarse:
+        # 1 / (1 + e ** -x), both times 2^-32: subnormal results, too, have a denominator.
+        power = exp2(b, b.fma(x, -LOG2_E, -DOWN))
+        return b.mul(b.quotient(one, b.add(power, 2.0**-DOWN), tiny=False), 2.0**-DOWN)
+    e = _exp_by_instruction(b, b.neg(b.fabs(x)), exp2)
+    numerator = b.select(b.cmp("ge", x, 0.0), 1.0, e)
+    # The quotient, and what of the numerator is left of it: the denominator counts as it is before it is rounded.
+    near = b.quotient(one, b.add(e, 1.0), tiny=False)
+    quotient = b.mul(numerator, near)
+    left = b.fma(b.neg(quotient), e, b.sub(numerator, quotient))
+    return b.fma(left, near, quotient)
+
+
 def sigmoid(b: Builder, x: Value) -> Value:
     """1 / (1 + e ** -x), as e / (1 + e) for negative x: so that it does not fall to 0 before it must."""
-    if b.coarse and b.target.exp2 is not None:
-        return b.quotient(b.const(1.0, "f32"), b.add(_power_at_once(b, x, b.target.exp2, -1.0), 1.0))
+    if b.target.exp2 is not None:
+        return _sigmoid_by_instruction(b, x, b.target.exp2)
     e = exp_of(b, b.larger(-105.0, b.neg(b.fabs(x))), careful=True)
     numerator = b.select(b.cmp("ge", x, 0.0), 1.0, e)
     return b.div(numerator, b.add(e, 1.0))
+
+
+def _with_sign(b: Builder, magnitude: Value, x: Value) -> Value:
+    """`magnitude`, which has no sign, with that of x: as integers, since LLVM would round a copysign to a half type
+    first and go on there number by number."""
+    sign = b.and_(b.bitcast(x, "i32"), -1 << 31)
+    return b.bitcast(b.or_(b.bitcast(magnitude, "i32"), sign), "f32")
 
 
 def tanh(b: Builder, x: Value) -> Value:
@@ -145,9 +180,15 @@ def tanh(b: Builder, x: Value) -> Value:
         square = b.mul(a, a)
         small = b.fma(b.mul(a, square), b.fma(square, 2 / 15, -1 / 3), a)
         power = _power_at_once(b, a, b.target.exp2, 2.0)
-        rest = b.quotient(b.const(2.0, "f32"), b.add(power, 1.0), tiny=False)
-        return b.copysign(b.select(b.cmp("lt", a, 0.2), small, b.sub(1.0, rest)), x)
+        part = b.quotient(b.const(1.0, "f32"), b.add(power, 1.0), tiny=False)
+        return _with_sign(b, b.select(b.cmp("lt", a, 0.2), small, b.fma(part, -2.0, 1.0)), x)
     square = b.mul(a, a)
+    if b.target.exp2 is not None:
+        # From 0.55 on the fraction is less than the result, and so are its errors.
+        small = b.fma(b.mul(a, square), b.polynomial(square, coefficients.TANH_WIDE_F32), a)
+        power = _power_at_once(b, a, b.target.exp2, 2.0)
+        part = b.quotient(b.const(1.0, "f32"), b.add(power, 1.0), tiny=False)
+        return _with_sign(b, b.select(b.cmp("lt", a, 0.55), small, b.fma(part, -2.0, 1.0)), x)
     small = b.fma(b.mul(a, square), b.polynomial(square, coefficients.TANH_F32), a)
     limited = b.smaller(10.0, a)
     shifted, _, r = _reduced(b, b.add(limited, limited))
@@ -176,7 +217,7 @@ def ndtr(b: Builder, x: Value) -> Value:
     positive numbers. q is a polynomial that goes on growing beyond 5.7, where the tail vanishes: at 14 it is 413."""
     a = b.smaller(14.0, b.fabs(x))
     exponent = b.polynomial(a, [-each for each in coefficients.NDTR_F32])
-    if b.coarse and b.target.exp2 is not None:
+    if b.target.exp2 is not None:
         tail = b.target.exp2(b, exponent)
     else:
         tail = _exp2_below(b, exponent)

@@ -12,6 +12,7 @@ wrote, or write what another has yet to read; the reduction of a vector ReduceLo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from lampwork.loops.ir.addresses import ITEM_BYTES
@@ -19,6 +20,7 @@ from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, Var
 from lampwork.loops.ir.nodes import (
     Buffer,
+    DType,
     Kernel,
     Let,
     Load,
@@ -28,14 +30,21 @@ from lampwork.loops.ir.nodes import (
     Stmt,
     Store,
 )
+from lampwork.loops.ir.symbols import evaluate
 from lampwork.loops.ir.traverse import walk_once
 from lampwork.records import record
+from lampwork.standard import functools
 
 WARP = 32
 ALIGNED = 16
 """Bytes that a thread reads or writes at a time, at most: vectors are aligned to their size."""
 BANK = 4
 """Bytes of shared memory that lie side by side in a bank of it."""
+NONE: frozenset[DType] = frozenset()
+BANKS = 32
+MOST_CONFLICTS = 2
+"""Words of one bank that threads of a warp may want at a time where each takes several elements: as many as of elements
+of 8 bytes anyway."""
 
 
 @record
@@ -44,12 +53,16 @@ class Grid:
 
     threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
     iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does at most.
+    sums: the dtypes of which a thread adds several neighbours to memory by one instruction. turns: of a thread of a
+    flat kernel, of so many lanes each, whose loads are on the way together; whole blocks of them are all there is.
     """
 
     kernel: Kernel
     threads: int
     groups: int
     lanes: int = 1
+    sums: frozenset[DType] = NONE
+    turns: int = 1
 
     @property
     def is_flat(self) -> bool:
@@ -58,18 +71,18 @@ class Grid:
     @property
     def per_block(self) -> int:
         """Iterations of the parallel loop that a block takes at a time."""
-        return self.groups * self.lanes if self.is_flat else self.groups
+        return self.groups * self.lanes * self.turns if self.is_flat else self.groups
 
     def lanes_of(self, loop: Shared) -> int:
         """The neighbouring turns of a shared loop that a thread takes at a time: the same ones in each loop over its
         axis that takes several, so that a thread has at hand what it read in another."""
         outer, scratch = parallel_loop(self.kernel), names_of(self.kernel.scratch)
-        lanes = lanes_of(loop, scratch)
+        lanes = lanes_of(loop, scratch, self.sums)
         if lanes == 1:
             return 1
         others = shared_loops(self.kernel.body if outer is None else outer.body)
         several = [
-            lanes_of(each, scratch)
+            lanes_of(each, scratch, self.sums)
             for each in others
             if each.axis.name == loop.axis.name and each is not loop
         ]
@@ -124,15 +137,19 @@ def names_of(buffers: Sequence[Buffer]) -> frozenset[str]:
     return frozenset(buffer.name for buffer in buffers)
 
 
-def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
+def lanes_of(loop: Shared, scratch: Set[str] = frozenset(), sums: Set[DType] = NONE) -> int:
     """The neighbouring turns that a thread can take at a time: as many as make the widest element that it reads or
     writes side by side 16 bytes, scratch aside, if its accesses lie so that these are aligned wherever the buffers are.
 
     Accesses move along the axis element by element or not at all, without masks; other dimensions are multiples. Those
-    to scratch may lie anywhere as far as lanes fit into a bank. A turn may reduce something of its own. What is
-    combined with memory is so element by element: neighbouring threads take neighbours.
+    to scratch may lie anywhere as far as lanes fit into a bank, or threads side by side hardly meet in one. A turn may
+    reduce something of its own. What is combined with memory is so element by element, but for sums of the dtypes
+    `sums`: neighbouring threads take neighbours.
     """
-    if isinstance(loop, ScanLoop) or any(isinstance(each, Store) and each.combine for each in loop.body):
+    if isinstance(loop, ScanLoop):
+        return 1
+    updates = [each for each in loop.body if isinstance(each, Store) and each.combine is not None]
+    if any(each.combine != "sum" or each.buffer.dtype not in sums for each in updates):
         return 1
     values = [reducer.value for reducer in loop.reducers] if isinstance(loop, ReduceLoop) else []
     inside = list(_inside(loop.body))
@@ -157,11 +174,28 @@ def lanes_of(loop: Shared, scratch: Set[str] = frozenset()) -> int:
     lanes = ALIGNED // max(sizes or [ITEM_BYTES[buffer.dtype] for buffer, _ in moving])
     while lanes > 1 and not all(
         is_side_by_side(offset, loop.axis.name, lanes)
-        or (buffer.name in scratch and lanes * ITEM_BYTES[buffer.dtype] <= BANK)
+        or (buffer.name in scratch and _is_quick(offset, loop.axis.name, lanes, ITEM_BYTES[buffer.dtype]))
         for buffer, offset in moving
     ):
         lanes //= 2
     return lanes
+
+
+@functools.lru_cache(maxsize=256)
+def _is_quick(offset: Index, axis: str, lanes: int, size: int) -> bool:
+    """Whether lanes of elements of `size` bytes in shared memory cost about what they would side by side: few threads
+    of a warp want different words of one bank at a time."""
+    if lanes * size <= BANK:
+        return True
+    if offset.symbols() or offset.indirects() or offset.variables() != frozenset({axis}):
+        return False
+    place = offset.substitute({axis: Index.sym(axis)})
+    for lane in range(lanes):
+        places = {evaluate(place, {axis: thread * lanes + lane}) * size // BANK for thread in range(WARP)}
+        banks = Counter(place % BANKS for place in places)
+        if max(banks.values()) > MOST_CONFLICTS:
+            return False
+    return True
 
 
 def _inside(body: Sequence[Stmt]) -> Iterator[Stmt]:

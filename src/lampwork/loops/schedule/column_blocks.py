@@ -3,11 +3,13 @@
 before: parallel-vector j < 4096: reduce i < 4096: s = sum of x[i, j]; y[j] = s
 after:  parallel blocks of 32 columns:
             vector p < 2048: reduce i < 64: x at line 64*i + p // 32, column p % 32; scratch[p]
-            vector j < 32: reduce i < 64: s = sum of scratch[32*i + j]; y at column j
+            vector p < 512: reduce i < 4: scratch[512*i + p]; again[p]
+            vector j < 32: reduce i < 16: s = sum of again[32*i + j]; y at column j
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lampwork.loops.ir.addresses import ITEM_BYTES
@@ -16,7 +18,7 @@ from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.grid import ALIGNED, WARP
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.machine import Machine
-from lampwork.loops.ir.nodes import Axis, Buffer, Load, Local, Loop, Stmt
+from lampwork.loops.ir.nodes import Axis, Buffer, Expr, Load, Local, Loop, Stmt
 from lampwork.loops.schedule.emit_nest import emit_phase
 from lampwork.loops.schedule.nest import Item, Nest, Phase
 from lampwork.loops.schedule.row_loops import wrap_parallel
@@ -27,6 +29,9 @@ LEAST_BYTES = 64
 THREADS = 512  # of a block
 FLAT_THREADS = 256  # of a multiprocessor, that read fast enough if each goes through a column alone
 FEW_LINES = 16  # that a thread goes through alone in no time
+MOST_LEFT = (
+    32  # lines of scratch that the last threads put together: of more, all threads put some together before
+)
 
 
 @record
@@ -88,12 +93,11 @@ def _blocks(
     """`width` columns a block, and `side` lines of `axis` at a time."""
     blocks = Axis(f"{vector.name}b", vector.extent // width)
     turns = Axis(f"{axis.name}t", axis.extent // side)
-    block, column, line = (
+    block, column = (
         Axis(f"{vector.name}p", as_index(width * side)),
         Axis(f"{vector.name}v", as_index(width)),
-        Axis(f"{axis.name}s", as_index(side)),
     )
-    extents = {**nest.extents(), **{each.name: each.extent for each in (blocks, turns, block, column, line)}}
+    extents = {**nest.extents(), **{each.name: each.extent for each in (blocks, turns, block, column)}}
     first = Index.var(blocks.name) * width
     point = Index.var(block.name)
     inside = {
@@ -101,17 +105,19 @@ def _blocks(
         axis.name: Index.var(turns.name) * side + point // width,
     }
     reductions = [item for item in phase.items if item.op is not None]
-    place = Index.var(line.name) * width + Index.var(column.name)
     rooms = [
         Buffer(f"block{number}", item.value.dtype, (block.extent,), (ONE,))
         for number, item in enumerate(reductions)
     ]
     deep: list[Item] = [replace(item) for item in phase.items if item.op is None]
-    combined: list[Item] = []
     for item, room in zip(reductions, rooms, strict=True):
-        name, dtype = f"{item.acc}p", item.value.dtype
-        deep.append(Item(f"{item.name}p", room, item.value, None, item.op, name, Local(name, dtype)))
-        combined.append(replace(item, value=Load(room, (place,))))
+        deep.append(_part(item, "p", room, item.value))
+    between, left, last = _between(reductions, rooms, vector, axis, width, side)
+    line = Axis(f"{axis.name}s", as_index(left))
+    place = Index.var(line.name) * width + Index.var(column.name)
+    combined = [
+        replace(item, value=Load(room, (place,))) for item, room in zip(reductions, last, strict=True)
+    ]
     for item in deep:
         item.substitute(inside, extents)
         item.target = Load(item.buffer, (point,)) if item.op is not None else item.target
@@ -124,5 +130,35 @@ def _blocks(
     for items in later:
         ends += emit_phase(Phase([], items), None)
     rest = [each for each in nest.rows if each is not vector]
-    loops: list[Stmt] = [Loop(block, "vector", tuple(own)), Loop(column, "vector", tuple(ends))]
-    return wrap_parallel([*rest, blocks], loops, nest.machine, nest.hints), rooms
+    loops: list[Stmt] = [Loop(block, "vector", tuple(own)), *between, Loop(column, "vector", tuple(ends))]
+    scratch = [*rooms, *last] if between else rooms
+    return wrap_parallel([*rest, blocks], loops, nest.machine, nest.hints), scratch
+
+
+def _part(item: Item, suffix: str, room: Buffer, value: Expr) -> Item:
+    """What a thread reduces of an item, for a place in scratch."""
+    acc = f"{item.acc}{suffix}"
+    return Item(f"{item.name}{suffix}", room, value, None, item.op, acc, Local(acc, value.dtype))
+
+
+def _between(
+    reductions: Sequence[Item], rooms: list[Buffer], vector: Axis, axis: Axis, width: int, side: int
+) -> tuple[list[Stmt], int, list[Buffer]]:
+    """The loop that puts lines of scratch together until few are left, if they are many; how many there are then, and
+    where."""
+    if side <= MOST_LEFT:
+        return [], side, rooms
+    left = FEW_LINES
+    point, turn = (
+        Axis(f"{vector.name}q", as_index(left * width)),
+        Axis(f"{axis.name}u", as_index(side // left)),
+    )
+    place = Index.var(turn.name) * (left * width) + Index.var(point.name)
+    again = [replace(room, name=f"again{n}", shape=(point.extent,)) for n, room in enumerate(rooms)]
+    items = [
+        _part(item, "q", to, Load(room, (place,)))
+        for item, room, to in zip(reductions, rooms, again, strict=True)
+    ]
+    for item in items:
+        item.target = Load(item.buffer, (Index.var(point.name),))
+    return [Loop(point, "vector", tuple(emit_phase(Phase([turn], items), None)))], left, again

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import (
+    NONE,
     WARP,
     Grid,
     Shared,
@@ -21,10 +22,12 @@ from lampwork.loops.ir.grid import (
 from lampwork.loops.ir.kernel import statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
     Barrier,
+    DType,
     Kernel,
     Let,
     Load,
     Loop,
+    Op,
     ReduceLoop,
     Stmt,
     Store,
@@ -40,12 +43,13 @@ FEW_THREADS = 1 << 16  # that a device runs at a time, about: with fewer, each t
 MANY_THREADS = 1 << 17  # that keep a device busy: with so many, each takes several turns
 LEAST_THREADS = 4  # of a group, whose elements side by side are as much as memory moves at a time
 TURNS = 4  # of a thread, of which all loads are on the way at the same time
+FLAT_TURNS = 2  # of a thread of a flat kernel that reads one tensor
 UNKNOWN = 1024  # turns of a loop whose extent nothing is known of
 
 
-def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
+def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS, sums: frozenset[DType] = NONE) -> Grid:
     """How a kernel lies on a grid: as its variant says, or else the model. `hints`: likely values of symbols, to choose
-    by; the grid is right for all.
+    by; the grid is right for all. `sums`: as a `Grid` has them.
 
     before: kernel with the variant "threads 64, groups 2, lanes 4"
     after:  64 threads share an iteration, 2 such groups are a block, and each takes up to 4 elements at a time
@@ -53,13 +57,13 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> Grid:
     Raises:
         CodegenError: there is no such variant of this kernel.
     """
-    grid = _by_model(kernel, hints)
+    grid = _by_model(kernel, hints, sums)
     if not kernel.variant:
         return grid
     found = _VARIANT.fullmatch(kernel.variant)
     if found is not None:
         threads, groups, lanes = map(int, found.groups())
-        varied = replace(grid, threads=threads, groups=groups, lanes=lanes)
+        varied = replace(grid, threads=threads, groups=groups, lanes=lanes, turns=1)
         if _is_variant(varied, grid):
             return varied
     raise CodegenError(f"there is no grid {kernel.variant!r} of kernel {kernel.name}")
@@ -71,8 +75,8 @@ _VARIANT = re.compile(r"threads (\d{1,4}), groups (\d{1,4}), lanes (\d{1,2})")
 def grid_variants(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> list[str]:
     """Other grids that are worth a measurement: each differs from the model's in one number, or in the two that make
     up a block."""
-    grid = _by_model(kernel, hints)
-    wide = replace(grid, lanes=_most_lanes(grid))
+    grid = _by_model(kernel, hints, NONE)
+    wide = replace(grid, lanes=_most_lanes(grid), turns=1)
     if grid.is_flat:
         found = [
             replace(wide, lanes=lanes, groups=groups)
@@ -119,10 +123,10 @@ def _most_lanes(grid: Grid) -> int:
     if grid.is_flat:
         return 1 if outer is None else lanes_of(outer)
     loops = shared_loops(kernel.body if outer is None else outer.body)
-    return max((lanes_of(loop, names_of(kernel.scratch)) for loop in loops), default=1)
+    return max((lanes_of(loop, names_of(kernel.scratch), grid.sums) for loop in loops), default=1)
 
 
-def _by_model(kernel: Kernel, hints: Mapping[str, int]) -> Grid:
+def _by_model(kernel: Kernel, hints: Mapping[str, int], sums: frozenset[DType]) -> Grid:
     """The grid that is guessed to be the best.
 
     before: parallel i < 512: reduce vector j < 64: s; vector j < 64: y[i, j] = x[i, j] / s
@@ -135,15 +139,17 @@ def _by_model(kernel: Kernel, hints: Mapping[str, int]) -> Grid:
     if not loops:
         if kernel.scratch and outer is not None and outer.kind == "parallel":
             return Grid(kernel, 1, 1)  # all iterations use the same places of scratch: one at a time
-        lanes = 1 if outer is None else _flat_lanes(outer, hints)
-        return Grid(kernel, 1, BLOCK, lanes)
+        if outer is None:
+            return Grid(kernel, 1, BLOCK)
+        lanes = _flat_lanes(outer, hints)
+        return Grid(kernel, 1, BLOCK, lanes, turns=1 if kernel.scratch else _flat_turns(outer, lanes))
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
-    lanes = max(lanes_of(loop, names_of(kernel.scratch)) for loop in loops)
-    several = Grid(kernel, 1, 1, lanes)
+    lanes = max(lanes_of(loop, names_of(kernel.scratch), sums) for loop in loops)
+    several = Grid(kernel, 1, 1, lanes, sums)
     threads = max(_threads(loop, several.lanes_of(loop), rows, hints) for loop in loops)
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
     whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
-    grid = Grid(replace(kernel, body=whole), threads, 1, lanes)
+    grid = Grid(replace(kernel, body=whole), threads, 1, lanes, sums)
     groups = SMALL_BLOCK // threads
     while groups > 1 and groups * grid.scratch_bytes > SHARED:
         groups //= 2
@@ -156,6 +162,19 @@ def _flat_lanes(loop: Loop, hints: Mapping[str, int]) -> int:
     while lanes > 1 and turns is not None and turns < lanes * FEW_THREADS:
         lanes //= 2
     return lanes
+
+
+def _flat_turns(loop: Loop, lanes: int) -> int:
+    """Several where a thread would have no more than the 16 bytes of one tensor on the way, and computes meanwhile."""
+    extent, each = loop.axis.extent.as_int(), lanes * FLAT_TURNS
+    if extent is None or lanes == 1 or extent % (BLOCK * each) or extent < 2 * MANY_THREADS * each:
+        return 1
+    if not all(isinstance(stmt, Let | Store) for stmt in loop.body):
+        return 1
+    parts = list(walk_once(*(stmt.value for stmt in loop.body if isinstance(stmt, Let | Store))))
+    read = {(part.buffer.name, part.index) for part in parts if isinstance(part, Load)}
+    computes = any(isinstance(part, Op) and part.name != "cast" for part in parts)
+    return FLAT_TURNS if computes and len(read) == 1 else 1
 
 
 def _threads(loop: Shared, lanes: int, rows: int, hints: Mapping[str, int]) -> int:
