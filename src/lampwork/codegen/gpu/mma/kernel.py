@@ -282,7 +282,7 @@ class Tiled(ProductWriter):
         b, tile, gemm = self.b, self.tile, self.flat
         lanes = NARROWEST if itemsize(gemm.out.dtype) <= 2 else NARROWEST // 2
         vectors = tile.warp_n // lanes  # of a row
-        piece = b.and_(self.warp, warps - 1)
+        piece = self._piece(warps)
         source = b.add(self.shared, b.mul(piece, rows * tile.staged_width * 4))
         start = b.add(b.mul(self.slice, WARP), self.lane) if tile.slices > 1 else self.lane
         begin = b.convert("zext", start, "i64")
@@ -302,6 +302,10 @@ class Tiled(ProductWriter):
                 results()
             else:
                 branch(b, less(b, m, evaluate(b, gemm.m.extent, self.env)), results)
+
+    def _piece(self, warps: int) -> Value:
+        """Which of the parts of the tile is this warp's."""
+        return self.b.and_(self.warp, warps - 1)
 
     def _neighbours(self, place: Value, m: Int, n: Int, lanes: int, distance: int) -> None:
         """Results of row m from column n on, whose sums are at an address, those of other slices at a distance."""

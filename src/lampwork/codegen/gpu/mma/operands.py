@@ -190,11 +190,12 @@ class Copies:
         self.width = operand.width
         units, parts = room.line // self.width, CHUNK // self.width  # copies of a line and of a chunk
         self.step = max(1, tile.threads // units)  # lines from one copy of a thread to the next
-        self.turns = max(1, room.lines // self.step)
+        self.turns = -(-room.lines // self.step)
         self.line = b.lshr(thread, units.bit_length() - 1)
         unit = b.and_(thread, units - 1)
         chunk = b.lshr(unit, parts.bit_length() - 1) if parts > 1 else unit
-        self.takes_part = b.cmp("lt", self.line, room.lines) if self.step > room.lines else None
+        rest = room.lines % self.step  # lines of the last turn, if fewer than others have
+        self.takes_part = b.cmp("lt", self.line, rest) if rest else None
         self.to = [
             room.place(b, b.add(self.line, turn * self.step) if turn else self.line, chunk)
             for turn in range(1 if self.step % room.period == 0 else self.turns)
@@ -247,7 +248,8 @@ class Copies:
             pointer = b.emit(f"inttoptr i64 {source.text} to ptr addrspace(1)", "i64", 1).text
             place = shared_pointer(b, b.add(room, to), offset)
             copy = functools.partial(copy_chunk, b, place, pointer, wanted, self.width)
-            branch(b, True if self.takes_part is None else self.takes_part, copy)
+            takes_part = self.takes_part if turn == self.turns - 1 else None
+            branch(b, True if takes_part is None else takes_part, copy)
         bytes_ahead = mul(b, self.ahead, itemsize(self.operand.buffer.dtype))
         return b.add(address, value_of(b, bytes_ahead))
 

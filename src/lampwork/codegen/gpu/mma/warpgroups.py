@@ -18,10 +18,10 @@ from __future__ import annotations
 import re
 
 from lampwork.codegen.gpu.card import GpuTarget
-from lampwork.codegen.gpu.mma.instructions import barrier, commit, wait_for_all_but
+from lampwork.codegen.gpu.mma.instructions import barrier, commit, shared_start, special, wait_for_all_but
 from lampwork.codegen.gpu.mma.kernel import Tiled, blocks_of
 from lampwork.codegen.gpu.mma.operands import Operand, Room, operands_of
-from lampwork.codegen.gpu.mma.tiles import CHUNK, Tile
+from lampwork.codegen.gpu.mma.tiles import CHUNK, WARP, Tile
 from lampwork.codegen.gpu.mma.wgmma import (
     DEPTH,
     EIGHT_LINES,
@@ -87,7 +87,7 @@ class Groups:
             target.capability == CAPABILITY
             and operands is not None
             and dtype in ("bf16", "f16")
-            and self.m in (64, 128)
+            and (self.m in (64, 128) or (self.m == 192 and operands[0].along_k))
             and (self.n in (64, 128, 256) or (self.n == 192 and operands[1].along_k))
             and self.stages >= FEWEST_STAGES
             and self.shared_bytes(dtype) <= (target.scratch_bytes or 0)
@@ -96,6 +96,7 @@ class Groups:
 
 GROUPS = (
     Groups(128, 256, 4),
+    Groups(192, 256, 4),
     Groups(128, 128, 6),
     Groups(128, 128, 3),
     Groups(128, 192, 5),
@@ -126,8 +127,8 @@ def best_groups(
         blocks = -(-rows // each.m) * -(-columns // each.n) * (batch or 1)
         together = max((target.scratch_bytes or 0) // each.shared_bytes(dtype), 1)
         turns = -(-blocks // (target.processors * together)) * together
-        # What is read of shared memory for a product: B for each warpgroup, and what is copied there.
-        return turns * (each.m * each.n + 32 * (each.m + each.n))
+        # Clocks of a turn: 2048 products each, or the lines of A and B from the second-level cache.
+        return turns * max(each.m * each.n / 32, 4 * (each.m + each.n))
 
     return sorted(fitting, key=cost)
 
@@ -162,12 +163,18 @@ class _Grouped(Tiled):
         size = itemsize(self.dtype)
         self.rooms = _room(self.left, groups.m, size), _room(self.right, groups.n, size)
 
-    def prepare(self) -> None:
-        super().prepare()
+    def _threads(self) -> None:
         b = self.b
-        self.shared = b.and_(b.add(self.shared, EIGHT_LINES - 1), -EIGHT_LINES)
+        self.thread = special(b, "tid.x")
+        self.lane, self.warp = b.and_(self.thread, WARP - 1), b.lshr(self.thread, 5)
+        self.slice = self.warp_n = b.const(0, "i32")
+        self.warp_m = b.mul(self.warp, self.tile.warp_m)
+        self.shared = b.and_(b.add(shared_start(b), EIGHT_LINES - 1), -EIGHT_LINES)
         # Of this warpgroup: 64 rows of A are as many bytes whichever way they lie.
         self.own = b.mul(b.lshr(self.thread, GROUP_THREADS.bit_length() - 1), GROUP_ROWS * LINE)
+
+    def _piece(self, warps: int) -> Value:
+        return self.warp
 
     def body(self, wide: bool) -> None:
         sums = [self.b.const(0.0, "f32")] * self.tile.sums
@@ -218,8 +225,8 @@ class _Grouped(Tiled):
 
     def _started(self, sums: list[Value], room: Value) -> list[Value]:
         """The sums that those of one turn of k are being added to."""
-        b, panel = self.b, K * LINE
-        left = descriptor(b, b.add(room, self.own), panel)
-        right = descriptor(b, b.add(room, self.rooms[0].bytes), panel)
-        along = self.left.along_k, self.right.along_k
+        b, along = self.b, (self.left.along_k, self.right.along_k)
+        panels = [None if along_k else K * LINE for along_k in along]
+        left = descriptor(b, b.add(room, self.own), panels[0])
+        right = descriptor(b, b.add(room, self.rooms[0].bytes), panels[1])
         return multiply_tiles(b, self.dtype, sums, (left, along[0]), (right, along[1]), K // DEPTH)

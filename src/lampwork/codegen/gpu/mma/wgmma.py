@@ -29,11 +29,12 @@ _ADDRESS = (1 << 18) - 1
 _MARKED = "wgmma.fence.sync.aligned;"
 
 
-def descriptor(b: Builder, address: Value, panel_bytes: int) -> Value:
+def descriptor(b: Builder, address: Value, panel_bytes: int | None) -> Value:
     """What the instruction knows of an operand at an address in shared memory. panel_bytes: from 64 places to the next
-    ones, where lines lie across k."""
+    ones; None: lines lie along k."""
     place = b.lshr(b.and_(address, _ADDRESS), 4)
-    fixed = _SWIZZLED | EIGHT_LINES >> 4 << 32 | panel_bytes >> 4 << 16
+    panel = 1 if panel_bytes is None else panel_bytes >> 4
+    fixed = _SWIZZLED | EIGHT_LINES >> 4 << 32 | panel << 16
     return b.or_(b.convert("zext", place, "i64"), fixed)
 
 
