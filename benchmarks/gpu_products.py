@@ -40,6 +40,7 @@ DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f16": torch.float16
 ALLOWED = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-23}
 TF32 = 2.0**-10  # what rounding operands to it costs, at most
 CACHE = 200 << 20  # bytes of operands that are taken in turn
+FEW = 4  # variants of mma.sync beside those of wgmma
 SOURCE = TensorCores()
 
 
@@ -282,11 +283,14 @@ def kind_of(variant: str) -> str:
     return "mma.sync" if Strip.named(variant) is None else "strips"
 
 
-def variants_of(shape: Shape, target: GpuTarget, every: bool) -> Sequence[str]:
-    """What to measure."""
+def variants_of(shape: Shape, target: GpuTarget, every: bool, wide: bool = False) -> Sequence[str]:
+    """What to measure. wide: all that `wgmma` has, and the first few others."""
+    groups = GROUPS if shape.dtype != "f32" and target.capability == CAPABILITY else ()
     if every:
-        groups = GROUPS if shape.dtype != "f32" and target.capability == CAPABILITY else ()
         return [each.name for each in (*groups, *tiles(shape.dtype, target))]
+    if wide:
+        others = [name for name in variants_of(shape, target, False) if Groups.named(name) is None]
+        return [*(each.name for each in groups), *others[:FEW]]
     return SOURCE.variants(shape.gemm(), replace(target, tf32=shape.tf32))
 
 
@@ -307,7 +311,11 @@ def main() -> None:
     target = describe(found.major * 10 + found.minor, found.multi_processor_count)
     every = wide() if options.wide else shapes()
     chosen = [shape for shape in every if options.only in f"{shape.name} {shape.dtype}"]
-    wanted = [(shape, variant) for shape in chosen for variant in variants_of(shape, target, options.all)]
+    wanted = [
+        (shape, variant)
+        for shape in chosen
+        for variant in variants_of(shape, target, options.all, options.wide)
+    ]
     kernels = made(target, Driver(), wanted)
     print(
         f"{found.name}, torch {torch.__version__}: {len(wanted)} kernels in {time.perf_counter() - began:.1f} s"

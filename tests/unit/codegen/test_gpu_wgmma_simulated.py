@@ -60,6 +60,13 @@ def test_every_tile(variant: str, orders: str) -> None:
     check(ProductCase(gemm, "bias"), variant, aligned=(True,))
 
 
+@pytest.mark.parametrize("epilogue", ["residual", "rows"])
+def test_whole_tiles(epilogue: str) -> None:
+    """Rows that are loaded together before they are stored."""
+    gemm = product("bf16", 128, 128, 128, orders="nt", epilogue=epilogue)
+    check(ProductCase(gemm, epilogue), "mma wgmma 64x128 stages 4", aligned=(True,))
+
+
 @pytest.mark.parametrize("orders", ["nt", "tn"])
 def test_open_sizes(orders: str) -> None:
     """One kernel for all sizes, of which some are aligned and some are not."""

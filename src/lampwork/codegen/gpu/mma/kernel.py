@@ -279,8 +279,8 @@ class Tiled(ProductWriter):
 
     def _results(self, first: int, rows: int, warps: int) -> None:
         """Rows of a warp from `first` on, whose sums lie in shared memory: those of all slices, which share them."""
-        b, tile, gemm = self.b, self.tile, self.flat
-        lanes = NARROWEST if itemsize(gemm.out.dtype) <= 2 else NARROWEST // 2
+        b, tile = self.b, self.tile
+        lanes = self._lanes()
         vectors = tile.warp_n // lanes  # of a row
         piece = self._piece(warps)
         source = b.add(self.shared, b.mul(piece, rows * tile.staged_width * 4))
@@ -294,14 +294,24 @@ class Tiled(ProductWriter):
             offset = add(b, mul(b, row, tile.staged_width), column)
             place = b.add(source, b.shl(b.convert("trunc", value_of(b, offset), "i32"), 2))
 
-            def results() -> None:
-                self._neighbours(place, m, n, lanes, rows * tile.staged_width * 4 * warps)
+            self._row(place, m, n, lanes, rows * tile.staged_width * 4 * warps)
 
-            extent = gemm.m.extent.as_int()
-            if extent is not None and extent % tile.m == 0:
-                results()
-            else:
-                branch(b, less(b, m, evaluate(b, gemm.m.extent, self.env)), results)
+    def _lanes(self) -> int:
+        """Neighbours that a thread computes together."""
+        return NARROWEST if itemsize(self.flat.out.dtype) <= 2 else NARROWEST // 2
+
+    def _row(self, place: Value, m: Int, n: Int, lanes: int, distance: int) -> None:
+        """Results of row m, if there is one, from column n on."""
+        b, gemm = self.b, self.flat
+
+        def results() -> None:
+            self._neighbours(place, m, n, lanes, distance)
+
+        extent = gemm.m.extent.as_int()
+        if extent is not None and extent % self.tile.m == 0:
+            results()
+        else:
+            branch(b, less(b, m, evaluate(b, gemm.m.extent, self.env)), results)
 
     def _piece(self, warps: int) -> Value:
         """Which of the parts of the tile is this warp's."""

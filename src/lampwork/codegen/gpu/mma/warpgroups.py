@@ -18,7 +18,14 @@ from __future__ import annotations
 import re
 
 from lampwork.codegen.gpu.card import GpuTarget
-from lampwork.codegen.gpu.mma.instructions import barrier, commit, shared_start, special, wait_for_all_but
+from lampwork.codegen.gpu.mma.instructions import (
+    barrier,
+    commit,
+    shared_pointer,
+    shared_start,
+    special,
+    wait_for_all_but,
+)
 from lampwork.codegen.gpu.mma.kernel import Tiled, blocks_of
 from lampwork.codegen.gpu.mma.operands import Operand, Room, operands_of
 from lampwork.codegen.gpu.mma.tiles import CHUNK, WARP, Tile
@@ -36,6 +43,7 @@ from lampwork.codegen.gpu.mma.wgmma import (
 )
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.codegen.llvm.builder import Value
+from lampwork.codegen.llvm.templates.ints import add, count, div, mod, mul, value_of
 from lampwork.codegen.llvm.types import itemsize
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import DType, Gemm
@@ -46,6 +54,8 @@ CAPABILITY = 90
 
 K = 64  # elements of k of a turn: a line
 FEWEST_STAGES = 3
+MOST_VARIANTS = 5
+ROWS_TOGETHER = 4  # of a lane, whose results are computed together
 
 _NAME = re.compile(r"mma wgmma (\d+)x(\d+) stages (\d+)")
 
@@ -130,7 +140,7 @@ def best_groups(
         # Clocks of a turn: 2048 products each, or the lines of A and B from the second-level cache.
         return turns * max(each.m * each.n / 32, 4 * (each.m + each.n))
 
-    return sorted(fitting, key=cost)
+    return sorted(fitting, key=cost)[:MOST_VARIANTS]
 
 
 def emit_groups(gemm: Gemm, target: GpuTarget, groups: Groups, name: str) -> ProductCode:
@@ -180,6 +190,68 @@ class _Grouped(Tiled):
         sums = [self.b.const(0.0, "f32")] * self.tile.sums
         sums = self._copied_together(sums) if wide else self._copied_by_elements(sums)
         self._epilogue(sums, self.tile.phases(self.dtype))
+
+    def _results(self, first: int, rows: int, warps: int) -> None:
+        """As elsewhere, with the same columns for a lane in all rows, and some rows together, so that what the epilogue
+        loads is on its way together."""
+        b, tile, lanes = self.b, self.tile, self._lanes()
+        vectors = tile.warp_n // lanes  # of a row
+        if WARP % vectors:
+            super()._results(first, rows, warps)
+            return
+        step = WARP // vectors  # rows of a warp
+        lane = b.convert("zext", self.lane, "i64")
+        row, column = div(b, lane, vectors), mul(b, mod(b, lane, vectors), lanes)
+        m = add(b, add(b, self.m0, b.convert("zext", self.warp_m, "i64")), add(b, row, first))
+        n = add(b, self.n0, column)
+        inside = add(b, mul(b, row, tile.staged_width), column)
+        own = b.add(self.shared, b.mul(self.warp, rows * tile.staged_width * 4))
+        place = b.add(own, b.shl(b.convert("trunc", value_of(b, inside), "i32"), 2))
+        together = step * min(ROWS_TOGETHER, rows // step)
+        with count(b, 0, rows, together) as item:
+            after = b.convert("trunc", value_of(b, mul(b, item, tile.staged_width * 4)), "i32")
+            places = [
+                (b.add(place, b.add(after, each * tile.staged_width * 4)), add(b, m, add(b, item, each)))
+                for each in range(0, together, step)
+            ]
+            if self._is_whole():
+                self.store_values([(self._taken(at, lanes, 0), row, n) for at, row in places])
+            else:
+                for at, row in places:
+                    self._row(at, row, n, lanes, 0)
+
+    def _is_whole(self) -> bool:
+        """Whether it is known that no tile ends behind the last row or column."""
+        rows, columns = (axis.extent.as_int() for axis in (self.flat.m, self.flat.n))
+        return (
+            rows is not None
+            and columns is not None
+            and rows % self.tile.m == 0
+            and columns % self.tile.n == 0
+        )
+
+    def _taken(self, place: Value, lanes: int, distance: int) -> Value:
+        """Eight sums are two reads, which every other four lanes do the other way round: so eight lanes, whose reads
+        are made together, reach all banks."""
+        if lanes != 8:
+            return super()._taken(place, lanes, distance)
+        b = self.b
+        turned = b.and_(self.lane, 4)
+        first = b.add(place, b.shl(turned, 2))
+        found = [
+            b.emit(
+                f"load <4 x float>, ptr addrspace(3) {shared_pointer(b, each)}, align 16",
+                "f32",
+                4,
+                pure=False,
+            )
+            for each in (first, b.xor(first, CHUNK))
+        ]
+        is_turned = b.cmp("ne", turned, 0)
+        low, high = b.select(is_turned, *reversed(found)), b.select(is_turned, *found)
+        mask = ", ".join(f"i32 {each}" for each in range(8))
+        whole = f"shufflevector <4 x float> {low.text}, <4 x float> {high.text}, <8 x i32> <{mask}>"
+        return b.emit(whole, "f32", 8)
 
     def _copied_together(self, sums: list[Value]) -> list[Value]:
         b, tile = self.b, self.tile
