@@ -7,6 +7,7 @@ turn from several sets, so that weights come from memory where the set is larger
 
     python benchmarks/gpu_products.py --only skinny            # what has this in its name
     python benchmarks/gpu_products.py --all --only 1024        # every tile, not only those that are worth a try
+    python benchmarks/gpu_products.py --wide                   # large ones alone: cuBLAS, mma.sync, wgmma; 20 seconds
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import torch
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.generator import GpuGenerator
 from lampwork.codegen.gpu.mma.source import TensorCores
+from lampwork.codegen.gpu.mma.strips import Strip
 from lampwork.codegen.gpu.mma.tiles import tiles
+from lampwork.codegen.gpu.mma.warpgroups import CAPABILITY, GROUPS, Groups
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.codegen.llvm.library import slots
@@ -37,6 +40,7 @@ DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f16": torch.float16
 ALLOWED = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-23}
 TF32 = 2.0**-10  # what rounding operands to it costs, at most
 CACHE = 200 << 20  # bytes of operands that are taken in turn
+FEW = 4  # variants of mma.sync beside those of wgmma
 SOURCE = TensorCores()
 
 
@@ -55,6 +59,14 @@ class Shape:
     def reads(self) -> bool:
         """Whether it reads longer than it computes."""
         return min(self.m, self.n) <= 32
+
+    @property
+    def rated(self) -> str:
+        """What its speed is measured in."""
+        return "GB/s" if self.reads else "TFLOP/s"
+
+    def rate(self, time: float) -> float:
+        return self.bytes / time / 1e9 if self.reads else self.operations / time / 1e12
 
     @property
     def tf32(self) -> bool:
@@ -116,6 +128,16 @@ def shapes() -> list[Shape]:
         Shape("4096 tf32", "f32", 4096, 4096, 4096),
         Shape("1024 tf32", "f32", 1024, 1024, 1024),
         *(Shape(f"skinny {rows} exact", "f32", rows, 4096, 4096) for rows in (1, 4)),
+    ]
+
+
+def wide() -> list[Shape]:
+    """Those that compute much longer than they read."""
+    return [
+        Shape("4096", "bf16", 4096, 4096, 4096),
+        Shape("8192", "bf16", 8192, 4096, 4096),
+        Shape("512", "bf16", 512, 4096, 4096),
+        Shape("bert gelu", "bf16", 2048, 3072, 768, "gelu"),
     ]
 
 
@@ -249,19 +271,26 @@ def error(shape: Shape, given: dict[str, torch.Tensor], got: torch.Tensor) -> fl
 
 
 def line(shape: Shape, name: str, time: float, base: float, off: float) -> str:
-    rate = (
-        f"{shape.bytes / time / 1e9:8.0f} GB/s   "
-        if shape.reads
-        else f"{shape.operations / time / 1e12:8.1f} TFLOP/s"
-    )
+    rate = f"{shape.rate(time):8.{0 if shape.reads else 1}f} {shape.rated:7}"
     wrong = "" if off <= 1 else "   WRONG"
     return f"  {name:44}{time * 1e6:9.1f} us {rate} {base / time:6.2f} x {off:8.2f}{wrong}"
 
 
-def variants_of(shape: Shape, target: GpuTarget, every: bool) -> Sequence[str]:
-    """What to measure."""
+def kind_of(variant: str) -> str:
+    """Whose instructions it is made of."""
+    if Groups.named(variant) is not None:
+        return "wgmma"
+    return "mma.sync" if Strip.named(variant) is None else "strips"
+
+
+def variants_of(shape: Shape, target: GpuTarget, every: bool, wide: bool = False) -> Sequence[str]:
+    """What to measure. wide: all that `wgmma` has, and the first few others."""
+    groups = GROUPS if shape.dtype != "f32" and target.capability == CAPABILITY else ()
     if every:
-        return [tile.name for tile in tiles(shape.dtype, target)]
+        return [each.name for each in (*groups, *tiles(shape.dtype, target))]
+    if wide:
+        others = [name for name in variants_of(shape, target, False) if Groups.named(name) is None]
+        return [*(each.name for each in groups), *others[:FEW]]
     return SOURCE.variants(shape.gemm(), replace(target, tf32=shape.tf32))
 
 
@@ -271,6 +300,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="shapes with this in their name or dtype")
     parser.add_argument("--all", action="store_true", help="every tile")
+    parser.add_argument("--wide", action="store_true", help="large products of bfloat16 alone")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device")
@@ -279,8 +309,13 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     found = torch.cuda.get_device_properties(0)
     target = describe(found.major * 10 + found.minor, found.multi_processor_count)
-    chosen = [shape for shape in shapes() if options.only in f"{shape.name} {shape.dtype}"]
-    wanted = [(shape, variant) for shape in chosen for variant in variants_of(shape, target, options.all)]
+    every = wide() if options.wide else shapes()
+    chosen = [shape for shape in every if options.only in f"{shape.name} {shape.dtype}"]
+    wanted = [
+        (shape, variant)
+        for shape in chosen
+        for variant in variants_of(shape, target, options.all, options.wide)
+    ]
     kernels = made(target, Driver(), wanted)
     print(
         f"{found.name}, torch {torch.__version__}: {len(wanted)} kernels in {time.perf_counter() - began:.1f} s"
@@ -291,6 +326,7 @@ def main() -> None:
         base = seconds([partial(shape.eager, each) for each in sets])
         print(f"{shape.name} {shape.dtype}: {shape.m} x {shape.n} x {shape.k} {shape.epilogue}")
         print(line(shape, "torch", base, base, error(shape, sets[0], shape.eager(sets[0]))))
+        best = {"torch": base}
         for each, variant in wanted:
             if each is not shape:
                 continue
@@ -299,7 +335,12 @@ def main() -> None:
                 print(f"  {variant:44} FAILED: {kernel}")
                 continue
             taken = seconds([kernel.launcher(given) for given in sets])
-            print(line(shape, variant, taken, base, error(shape, sets[0], sets[0]["out"])), flush=True)
+            off = error(shape, sets[0], sets[0]["out"])
+            print(line(shape, variant, taken, base, off), flush=True)
+            if off <= 1:
+                best[kind_of(variant)] = min(taken, best.get(kind_of(variant), taken))
+        rates = ", ".join(f"{name} {shape.rate(each):.0f}" for name, each in best.items())
+        print(f"  best, {shape.rated}: {rates}", flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
 
 

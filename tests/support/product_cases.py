@@ -19,8 +19,10 @@ ACC = Local("acc", "f32")
 EPILOGUES = ("none", "bias", "residual", "gelu", "rows")
 
 
-def matrix(name: str, dtype: DType, shape: Sequence[int | Index], order: str = "") -> Buffer:
-    """A dense buffer. order: "t" if the last dimension but one is the innermost in memory."""
+def matrix(
+    name: str, dtype: DType, shape: Sequence[int | Index], order: str = "", padding: int = 0
+) -> Buffer:
+    """A buffer. order: "t" if the last dimension but one is the innermost in memory. padding: elements after lines."""
     sizes = tuple(map(as_index, shape))
     dims = list(range(len(sizes)))
     if order == "t":
@@ -29,7 +31,7 @@ def matrix(name: str, dtype: DType, shape: Sequence[int | Index], order: str = "
     step = as_index(1)
     for dim in reversed(dims):
         strides[dim] = step
-        step = step * sizes[dim]
+        step = step * (sizes[dim] + padding if dim == dims[-1] else sizes[dim])
     return Buffer(name, dtype, sizes, tuple(strides[dim] for dim in range(len(sizes))))
 
 
@@ -51,16 +53,17 @@ def product(
     orders: str = "nt",
     epilogue: str = "none",
     shared: bool = False,
+    padding: int = 0,
 ) -> Gemm:
     """out = epilogue(a @ b). orders: of a and b as BLAS has them, "nt": rows of a and columns of b lie along k.
-    shared: b is the same for the whole batch."""
+    shared: b is the same for the whole batch. padding: elements between lines of a and b."""
     axes = tuple(Axis(f"p{number}", as_index(size)) for number, size in enumerate(batch))
     here = tuple(Index.var(axis.name) for axis in axes)
     am, an, ak = Axis("m", as_index(m)), Axis("n", as_index(n)), Axis("k", as_index(k))
     im, in_, ik = (Index.var(name) for name in "mnk")
-    a = matrix("a", dtype, (*batch, m, k), "t" if orders[0] == "t" else "")
+    a = matrix("a", dtype, (*batch, m, k), "t" if orders[0] == "t" else "", padding)
     over = () if shared else tuple(batch)
-    b = matrix("b", dtype, (*over, k, n), "t" if orders[1] == "t" else "")
+    b = matrix("b", dtype, (*over, k, n), "t" if orders[1] == "t" else "", padding)
     out = matrix("out", dtype, (*batch, m, n))
     value: Expr = ACC
     if epilogue in ("bias", "gelu"):

@@ -22,11 +22,13 @@ NONE = "no ptxas: set LAMPWORK_PTXAS to one, or install nvidia-cuda-nvcc-cu12"
 
 @dataclass(frozen=True)
 class Assembled:
-    """What ptxas says of a kernel: registers of a thread, bytes that it spills, bytes of static shared memory."""
+    """What ptxas says of a kernel: registers of a thread, bytes that it spills, bytes of static shared memory, and what
+    it remarks on products of warpgroups, such as that it makes them wait for each other."""
 
     registers: int
     spills: int
     shared: int
+    remarks: tuple[str, ...] = ()
 
 
 @cache
@@ -64,10 +66,18 @@ def supported() -> frozenset[int]:
 
 def assemble(text: str, capability: int) -> Assembled:
     """Assembles PTX for a compute capability. Raises AssertionError with what ptxas says if it refuses."""
+    own = "a" if f".target sm_{capability}a" in text else ""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(text)
-        command = [required(), "-v", f"-arch=sm_{capability}", str(source), "-o", f"{folder}/kernel.cubin"]
+        command = [
+            required(),
+            "-v",
+            f"-arch=sm_{capability}{own}",
+            str(source),
+            "-o",
+            f"{folder}/kernel.cubin",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode == 0, f"{said}\n{text}"
@@ -79,4 +89,5 @@ def assemble(text: str, capability: int) -> Assembled:
         number(r"Used (\d+) registers"),
         number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         number(r"(\d+) bytes smem"),
+        tuple(re.findall(r"\(C75\d\d\).*", said)),
     )

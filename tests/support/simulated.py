@@ -34,10 +34,14 @@ from lampwork.loops.ir.symbols import likely
 SOURCE = Path(__file__).with_name("simulated_card.c")
 MODEL = describe(75)  # the newest without instructions for bfloat16, for which this CPU has none
 MOST_SHARED = 256 << 10
-TRACE = 8  # numbers that are kept of a byte
+TRACE = 10  # numbers that are kept of a byte
 GAP = 64  # bytes out of reach around what lies in shared memory
 
-KINDS = ("bfly", "up", "idx", "warp", "block", "matrices", "transposed", "bf16", "f16", "tf32")
+SHARED_AT = 1040  # the address in shared memory where the block's own starts
+
+KINDS = (
+    "bfly", "up", "idx", "warp", "block", "matrices", "transposed", "bf16", "f16", "tf32", "group bf16", "group f16",
+)  # fmt: skip
 TOUCHES = ("loads", "stores", "updates")
 STATES = ("runs", "waits", "has ended")
 BYTES = {
@@ -136,6 +140,11 @@ MATRICES = re.compile(
 MULTIPLY = re.compile(
     r"\s*(%\w+) = call (\{.*?\}) @llvm\.nvvm\.mma\.m16n8k(?:16|8)\.row\.col\.(bf16|f32\.f32|tf32)\((.*)\)"
 )
+ON_SUMS = re.compile(r'\s*(%\w+) = call (\{.*?\}) asm sideeffect "([^"]*)", "[^"]*"\((.*)\) #8')
+GROUP_PRODUCT = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.(?:bf16|f16) "
+    r"\{([^}]*)\}, (\S+), (\S+), 1, 1, 1, ([01]), ([01])"
+)
 BY_VALUE = re.compile(r"byval\(\[\d+ x i64\]\) align 8 ")
 DROPPED = ("target ", "declare {", *(f"declare {type_} @llvm.nvvm" for type_ in ("i32", "void", "float")))
 
@@ -193,8 +202,8 @@ def _address_spaces(line: str, shared: SharedMemory) -> str:
         line = line.replace("addrspacecast", "bitcast").replace(" addrspace(1)", "")
     if "addrspacecast" in line or line.startswith("@"):
         return line
-    line = line.replace("ptrtoint ptr addrspace(3) @shared to i32", "add i32 0, 0")
-    start = f"getelementptr i8, ptr inttoptr (i64 {shared.places['shared'][0]} to ptr), i32 \\1"
+    line = line.replace("ptrtoint ptr addrspace(3) @shared to i32", f"add i32 {SHARED_AT}, 0")
+    start = f"getelementptr i8, ptr inttoptr (i64 {shared.places['shared'][0] - SHARED_AT} to ptr), i32 \\1"
     line = re.sub(r"inttoptr i32 (\S+) to ptr addrspace\(3\)", start, line)
     return re.sub(r" addrspace\([13]\)", "", line)
 
@@ -218,15 +227,48 @@ def _of_warp(line: str, number: int) -> list[str]:
             f"call void {address_of('multiply')}(i32 {KINDS.index(kind)}, i32 {number}, {', '.join(values)})"
         )
         return [*lines, call, *_results(result, type_, "sum", number)]
+    if found := ON_SUMS.match(line):
+        return _on_sums(*found.groups(), number)
     return []
+
+
+def _on_sums(result: str, type_: str, text: str, given: str, number: int) -> list[str]:
+    """Assembler of a warpgroup: the sums to registers, its statements one after the other, and the sums from there."""
+    count, values = type_.count("float"), given.split(", ")
+    lines = [
+        f"call void {address_of('put')}(i32 {place}, {each}, i32 {number})"
+        for place, each in enumerate(values[:count])
+    ]
+    names = {f"${2 * count + place}": each.split()[1] for place, each in enumerate(values[count:])}
+    for place, statement in enumerate(map(str.strip, text.strip("{} ").split(";"))):
+        words = statement.replace(",", "").split()
+        if statement == "wgmma.fence.sync.aligned":
+            lines.append(f"call void {address_of('product_fence')}()")
+        elif statement.startswith("add.s64 "):
+            names[words[1]] = f"{result}_{place}"
+            lines.append(f"{result}_{place} = add i64 {names[words[2]]}, {words[3]}")
+        elif found := GROUP_PRODUCT.fullmatch(statement):
+            assert found[3] == ", ".join(f"${each}" for each in range(int(found[1]) // 2)), statement
+            kind, across = KINDS.index(f"group {found[2]}"), int(found[6]) + 2 * int(found[7])
+            operands = f"i64 {names[found[4]]}, i64 {names[found[5]]}"
+            call = f"(i32 {kind}, i32 {found[1]}, {operands}, i32 {across}, i32 {number})"
+            lines.append(f"call void {address_of('multiply_group')}{call}")
+        elif statement == "wgmma.commit_group.sync.aligned":
+            lines.append(f"call void {address_of('commit_products')}()")
+        elif found := re.fullmatch(r"wgmma\.wait_group\.sync\.aligned (\d+)", statement):
+            lines.append(f"call void {address_of('wait_products')}(i32 {found[1]}, i32 1, i32 {number})")
+        else:
+            assert not statement or statement.startswith(".reg "), statement
+    return [*lines, *_results(result, type_, "take", number)]
 
 
 def _results(result: str, type_: str, of: str, number: int) -> list[str]:
     lines, whole = [], "poison"
     element = "i32" if of == "word" else "float"
-    for part in range(4):
-        name = f"{result}_{part}"
-        made = result if part == 3 else f"{name}x"
+    last = type_.count(",")
+    for part in range(last + 1):
+        name = f"{result}_r{part}"
+        made = result if part == last else f"{name}x"
         lines.append(f"{name} = call {element} {address_of(of)}(i32 {part})")
         lines.append(f"{made} = insertvalue {type_} {whole}, {element} {name}, {part}")
         whole = made
@@ -253,6 +295,10 @@ def _instruction(line: str, number: int) -> str:
         return _several_sums(several, number)
     if added := ADD_HALF.search(line):
         return f"call void {address_of('add_halves')}(ptr {added[1]}, {added[2]}, i32 {number})"
+    if '"fence.proxy.async.shared::cta;"' in line:
+        return f"call void {address_of('show')}()"
+    if found := re.search(r'asm sideeffect "wgmma\.wait_group\.sync\.aligned (\d+);"', line):
+        return f"call void {address_of('wait_products')}(i32 {found[1]}, i32 0, i32 {number})"
     if found := QUOTIENT.search(line):
         line = f"{line[: line.index('=')]}= fdiv {found[1]}, {found[2]}"
     if found := RECIPROCAL.search(line):

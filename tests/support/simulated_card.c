@@ -3,7 +3,8 @@
 // threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
 // before it is written, two threads that reach a byte with no barrier between them, one of them writing, and a byte that
 // is updated (atomically) and reached otherwise as well. What a thread copies to shared memory behind its back (cp.async)
-// is there when it has waited for it: until then nobody may reach where it goes.
+// is there when it has waited for it: until then nobody may reach where it goes. What a warpgroup multiplies (wgmma) is
+// read until it has waited for it: until then nobody may write there, and the sums are no numbers.
 #define _GNU_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -14,10 +15,12 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32 };
+enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32, kGroup = 128 };
+enum { kSharedAt = 1040 };  // where shared memory starts, of simulated.py
 enum Status { kOk, kAsserted, kStuck, kForbidden };
 enum State { kRuns, kWaits, kEnded };
-enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier, kMatrices, kTransposed, kBf16, kF16, kTf32 };  // simulated.py's
+enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier, kMatrices, kTransposed, kBf16, kF16, kTf32,
+            kGroupBf16, kGroupF16 };  // simulated.py's
 enum { kNobody = -1, kSeveral = -2, kUpdated = INT32_MIN };  // below kSeveral: several of a warp
 enum Touch { kLoads, kStores, kUpdates };                     // simulated.py's numbers
 
@@ -42,6 +45,13 @@ typedef struct {
   } result;
   Copy *copies;  // those that it has not waited for
   int32_t copy_count, copy_room, group;
+  // Of its warpgroup's products: their sums, how often they were multiplied, the groups of products that it has made
+  // and those that it has waited for, whether there are products since the last group, whether numbers were put to
+  // registers since the last fence; and how often it has shown what it wrote to them.
+  float registers[kGroup];
+  int32_t version, products, waited, is_open, is_put, shown;
+  Copy *reads;  // what products read, of those who read it on behalf of all: until they have waited
+  int32_t read_count, read_room;
 } Thread;
 
 typedef struct {
@@ -49,9 +59,10 @@ typedef struct {
 } Epoch;
 
 // Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks.
-// pending: how many copies are on their way to it.
+// pending: how many copies are on their way to it. multiplied: how many products read it. shown: how often its writer
+// had shown what it wrote to products by then.
 typedef struct {
-  int32_t writer, reader, reading_group, pending;
+  int32_t writer, reader, reading_group, pending, multiplied, shown;
   Epoch written, read;
 } Trace;
 
@@ -91,6 +102,8 @@ static uint64_t draw(uint64_t below) {
   return launch.seed % below;
 }
 
+static void forbid(int site, const char *what, long long detail);
+
 // --- fibers ------------------------------------------------------------------------------------------------
 
 static void leave(void) {
@@ -100,6 +113,7 @@ static void leave(void) {
 static void fiber(void) {
   for (;;) {
     launch.entry(launch.parameters);
+    if (threads[current].read_count) forbid(threads[current].site, "ends before its products", current);
     threads[current].state = kEnded;
     leave();
   }
@@ -248,17 +262,21 @@ int32_t card_tf32(float x) {
 int32_t card_word(int32_t number) { return (int32_t)threads[current].result.words[number]; }
 float card_sum(int32_t number) { return threads[current].result.sums[number]; }
 
-// Wait for the members, who are lanes of the warp or the whole block; the last one to come sees to the rest.
+static void multiply_group(int first);
+
+// Wait for the members, who are lanes of the warp, a warpgroup or the whole block; the last one to come sees to the rest.
 int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, uint32_t by, uint32_t bounds) {
   Thread *self = &threads[current];
-  const int is_block = kind == kBlockBarrier, count = launch.x * launch.y;
-  const int first = is_block ? 0 : current & -kWarp, end = is_block ? count : first + kWarp;
-  if (!is_block && !(members >> (current & 31) & 1)) forbid(site, "the thread is none of the members", members);
-  if (!is_block && end > count && members >> (count - first)) forbid(site, "members that are not there", members);
+  const int count = launch.x * launch.y, width = kind >= kGroupBf16 ? kGroup : kWarp;
+  const int is_block = kind == kBlockBarrier, all = is_block || width == kGroup;
+  const int first = is_block ? 0 : current & -width, end = is_block ? count : first + width;
+  if (width == kGroup && end > count) forbid(site, "a warpgroup that is not there", count);
+  if (!all && !(members >> (current & 31) & 1)) forbid(site, "the thread is none of the members", members);
+  if (!all && end > count && members >> (count - first)) forbid(site, "members that are not there", members);
   self->state = kWaits, self->kind = kind, self->site = site, self->members = members;
   self->value = value, self->by = by, self->bounds = bounds;
   for (int each = first; each < end; each++) {
-    if (!is_block && !(members >> (each - first) & 1)) continue;
+    if (!all && !(members >> (each - first) & 1)) continue;
     const Thread *other = &threads[each];
     if (other->state != kWaits || other->site != site || other->members != members) {
       leave();
@@ -267,9 +285,10 @@ int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, 
   }
   if (kind <= kIdx) shuffle(first);
   if (kind == kMatrices || kind == kTransposed) load_matrices(first);
-  if (kind >= kBf16) multiply(first);
+  if (kind >= kBf16 && kind <= kTf32) multiply(first);
+  if (kind >= kGroupBf16) multiply_group(first);
   for (int each = first; each < end; each++) {
-    if (!is_block && !(members >> (each - first) & 1)) continue;
+    if (!all && !(members >> (each - first) & 1)) continue;
     threads[each].state = kRuns;
     threads[each].epoch += kind == kWarpBarrier || is_block;
     threads[each].block_epoch += is_block;
@@ -296,6 +315,7 @@ static void note(Trace *trace, int site, enum Touch how, int is_shared, long lon
   const int group = self / launch.group;
   const Epoch epoch = {threads[current].epoch, threads[current].block_epoch};
   if (trace->pending) forbid(site, "a copy is on its way", offset);
+  if (trace->multiplied && how != kLoads) forbid(site, "writes what products read", offset);
   if (how == kUpdates) {
     if (trace->writer != kNobody && trace->writer != kUpdated) forbid(site, "updates what a thread writes", offset);
     if (trace->reader != kNobody) forbid(site, "updates what a thread reads", offset);
@@ -312,7 +332,7 @@ static void note(Trace *trace, int site, enum Touch how, int is_shared, long lon
   const int meets = other_reads && (trace->reading_group != group || meets_since(trace->read, trace->reader));
   if (how == kStores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
-    trace->writer = self, trace->written = epoch;
+    trace->writer = self, trace->written = epoch, trace->shown = threads[current].shown;
     return;
   }
   trace->reading_group = trace->reader == kNobody || trace->reading_group == group ? group : kSeveral;
@@ -370,6 +390,15 @@ void card_add_halves(char *word, uint32_t both, int32_t site) {
   }
 }
 
+static void keep(Copy **kept, int32_t *count, int32_t *room, Copy copy) {
+  if (*count == *room) {
+    *room = *room ? 2 * *room : 64;
+    *kept = realloc(*kept, sizeof(Copy) * (size_t)*room);
+    if (*kept == NULL) abort();
+  }
+  (*kept)[(*count)++] = copy;
+}
+
 // A copy of so many bytes to shared memory, of which `copied` are read and the others are zeros.
 void card_copy(char *to, char *from, int32_t bytes, int32_t copied, int32_t site) {
   Thread *self = &threads[current];
@@ -379,12 +408,7 @@ void card_copy(char *to, char *from, int32_t bytes, int32_t copied, int32_t site
   if (copied) card_touch(from, copied, 1, site, 0);
   card_touch(to, bytes, bytes, site, 1);
   pend(to, bytes, 1);
-  if (self->copy_count == self->copy_room) {
-    self->copy_room = self->copy_room ? 2 * self->copy_room : 64;
-    self->copies = realloc(self->copies, sizeof(Copy) * (size_t)self->copy_room);
-    if (self->copies == NULL) abort();
-  }
-  self->copies[self->copy_count++] = (Copy){to, from, bytes, copied, site, self->group};
+  keep(&self->copies, &self->copy_count, &self->copy_room, (Copy){to, from, bytes, copied, site, self->group});
 }
 
 void card_commit(void) { threads[current].group++; }
@@ -424,13 +448,145 @@ void card_multiply(int32_t kind, int32_t site, uint32_t a0, uint32_t a1, uint32_
   card_meet(kind, site, 0xFFFFFFFFu, 0, 0, 0);
 }
 
+// --- products of warpgroups ----------------------------------------------------------------------------------
+
+// Sums of products that nobody has waited for are such NaNs: of which products, and of which register.
+static uint32_t unknown(const Thread *thread, int number) {
+  return 0x7FC00000u | (uint32_t)((thread->version & 0x7FFF) << 7 | number);
+}
+
+static int is_multiplied(const Thread *thread) { return thread->is_open || thread->waited < thread->products; }
+
+// What is in a register before assembler that changes it.
+void card_put(int32_t number, float sum, int32_t site) {
+  Thread *self = &threads[current];
+  uint32_t bits;
+  memcpy(&bits, &sum, 4);
+  if (self->version && bits == unknown(self, number)) return;
+  if (is_multiplied(self)) forbid(site, "changes sums of products that are not waited for", number);
+  self->registers[number] = sum;
+  self->is_put = 1;
+}
+
+// What is in a register after it.
+float card_take(int32_t number) {
+  const Thread *self = &threads[current];
+  const uint32_t bits = unknown(self, number);
+  float found = self->registers[number];
+  if (is_multiplied(self)) memcpy(&found, &bits, 4);
+  return found;
+}
+
+void card_product_fence(void) { threads[current].is_put = 0; }
+void card_show(void) { threads[current].shown++; }
+
+// The address of 16 bytes of an operand, as its descriptor says: those of a place from k = 8 * eighth on, or where lines
+// lie across k those of places from 8 * eighth on.
+static char *chunk_of(uint64_t operand, int is_across, int line, int eighth) {
+  const int64_t start = (int64_t)(operand & 0x3FFF) << 4, panel = (int64_t)(operand >> 16 & 0x3FFF) << 4;
+  const int64_t lines = (int64_t)(operand >> 32 & 0x3FFF) << 4;
+  int64_t at = start + line % 8 * 128 + line / 8 * lines + eighth % 8 * 16;
+  if (is_across) at += eighth / 8 * panel;
+  at ^= (at >> 7 & 7) << 4;
+  return launch.regions[0].start + (at - kSharedAt);
+}
+
+// A product reads 16 bytes, on behalf of the warpgroup.
+static void read_chunk(char *chunk, int32_t site) {
+  Thread *self = &threads[current];
+  card_touch(chunk, 16, 16, site, kLoads);
+  const Region *region = region_of(chunk, 16);
+  if (region != &launch.regions[0]) forbid(site, "an operand that is not in shared memory", 0);
+  for (int each = 0; each < 16; each++) {
+    Trace *trace = &region->traces[chunk - region->start + each];
+    const Thread *writer = &threads[trace->writer % (launch.x * launch.y)];
+    if (writer->shown <= trace->shown) forbid(site, "products read what is not shown to them", chunk - region->start);
+    trace->multiplied++;
+  }
+  keep(&self->reads, &self->read_count, &self->read_room, (Copy){chunk, chunk, 16, 16, site, self->products});
+}
+
+static void multiply_group(int first) {
+  static double left[64][16], right[16][256];
+  Thread *self = &threads[current];
+  const int kind = self->kind == kGroupBf16 ? kBf16 : kF16;
+  for (int each = first; each < first + kGroup; each++) {
+    Thread *thread = &threads[each];
+    if (memcmp(thread->words, self->words, sizeof self->words)) forbid(self->site, "not the same product for all", each);
+    if (thread->is_put) forbid(self->site, "no fence between numbers in registers and a product", each);
+  }
+  const int n = (int)self->words[4], across[] = {self->words[5] & 1, self->words[5] >> 1 & 1};
+  for (int side = 0; side < 2; side++) {
+    const uint64_t operand = self->words[2 * side] | (uint64_t)self->words[2 * side + 1] << 32;
+    const int places = side ? n : 64;
+    if (operand >> 62 != 1 || (operand >> 49 & 7)) forbid(self->site, "a descriptor of another kind", side);
+    if ((operand & 0x3F) >= (across[side] ? 1 : 8)) forbid(self->site, "lines that are not in groups of eight", side);
+    for (int line = 0; line < (across[side] ? 16 : places); line++) {
+      for (int eighth = 0; eighth < (across[side] ? places / 8 : 2); eighth++) {
+        uint16_t numbers[8];
+        char *chunk = chunk_of(operand, across[side], line, eighth);
+        read_chunk(chunk, self->site);
+        memcpy(numbers, chunk, 16);
+        for (int each = 0; each < 8; each++) {
+          const double value = number(kind, numbers[each], 0);
+          const int place = across[side] ? 8 * eighth + each : line, k = across[side] ? line : 8 * eighth + each;
+          if (side) right[k][place] = value;
+          else left[place][k] = value;
+        }
+      }
+    }
+  }
+  for (int each = 0; each < kGroup; each++) {
+    Thread *thread = &threads[first + each];
+    for (int at = 0; at < n / 2; at++) {
+      const int row = each / 32 * 16 + each % 32 / 4 + at / 2 % 2 * 8, column = at / 4 * 8 + each % 4 * 2 + at % 2;
+      double total = thread->registers[at];
+      for (int k = 0; k < 16; k++) total += left[row][k] * right[k][column];
+      thread->registers[at] = (float)total;
+    }
+    thread->version = thread->version % 0x7FFF + 1;
+    thread->is_open = 1;
+  }
+}
+
+void card_multiply_group(int32_t kind, int32_t n, uint64_t left, uint64_t right, int32_t across, int32_t site) {
+  const uint32_t words[] = {(uint32_t)left, (uint32_t)(left >> 32), (uint32_t)right, (uint32_t)(right >> 32), (uint32_t)n,
+                            (uint32_t)across};
+  memcpy(threads[current].words, words, sizeof words);
+  card_meet(kind, site, 0xFFFFFFFFu, 0, 0, 0);
+}
+
+void card_commit_products(void) {
+  threads[current].products++;
+  threads[current].is_open = 0;
+}
+
+// is_read: whether somebody wants the sums now.
+void card_wait_products(int32_t groups, int32_t is_read, int32_t site) {
+  Thread *self = &threads[current];
+  int kept = 0;
+  if (self->products - groups > self->waited) self->waited = self->products - groups;
+  if (is_read && is_multiplied(self)) forbid(site, "reads sums of products that are not waited for", groups);
+  for (int each = 0; each < self->read_count; each++) {
+    const Copy copy = self->reads[each];
+    if (copy.group >= self->waited) {
+      self->reads[kept++] = copy;
+      continue;
+    }
+    const Region *region = region_of(copy.to, 16);
+    for (int byte = 0; byte < 16; byte++) region->traces[copy.to - region->start + byte].multiplied--;
+    card_touch(copy.to, 16, 16, copy.site, kLoads);
+  }
+  self->read_count = kept;
+}
+
 // --- what tests call -----------------------------------------------------------------------------------------
 
 static void forget(int first, int end) {
   for (int number = first; number < end; number++) {
     Region *region = &launch.regions[number];
     for (int64_t each = 0; each < region->bytes; each++) {
-      region->traces[each] = (Trace){kNobody, kNobody, kNobody, 0, {0, 0}, {0, 0}};
+      region->traces[each] = (Trace){kNobody, kNobody, kNobody, 0, 0, 0, {0, 0}, {0, 0}};
     }
   }
 }
@@ -443,7 +599,9 @@ static enum Status run_block(void) {
   for (int each = 0; each < count; each++) {
     threads[each].state = kRuns;
     threads[each].epoch = threads[each].block_epoch = 0;
-    threads[each].copy_count = threads[each].group = 0;
+    threads[each].copy_count = threads[each].group = threads[each].read_count = 0;
+    threads[each].products = threads[each].waited = threads[each].is_open = threads[each].is_put = 0;
+    threads[each].version = threads[each].shown = 0;
     ready[each] = each;
   }
   const enum Status status = run_ready();

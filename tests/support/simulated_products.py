@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from grids import as_stored, from_stored, placed
 from product_cases import ProductCase, compare
@@ -12,6 +14,8 @@ from lampwork.loops.ir.nodes import Buffer
 from lampwork.loops.ir.symbols import likely
 from lampwork.loops.reference.evaluate import NUMPY_DTYPES
 from lampwork.loops.reference.evaluate_kernel import from_memory, to_memory
+
+_written = lru_cache(1)(Simulated.written)  # one kernel is run on several inputs
 
 
 def check_product(
@@ -27,7 +31,7 @@ def check_product(
     inputs = case.inputs()
     rooms = [placed(_memory(case, each, inputs.get(each.name)), aligned) for each in code.params]
     shape = Shape(code.threads, 1, code.threads, 1, code.shared)
-    simulated = Simulated.written(shape, code.image if text is None else text)
+    simulated = _written(shape, code.image if text is None else text)
     sizes = [likely(size, case.sizes) for size in code.sizes]
     extent = likely(code.extent, case.sizes)
     assert extent is not None and extent > 0

@@ -64,6 +64,10 @@ def test_products_that_are_wrong_are_said_to_be(script) -> None:
     card = describe(90, 132)
     for shape in products.shapes():
         assert products.variants_of(shape, card, False), shape
+    for shape in products.wide():
+        for every in (False, True):
+            kinds = set(map(products.kind_of, products.variants_of(shape, card, every, not every)))
+            assert kinds == {"wgmma", "mma.sync"}, shape
     shape = products.Shape("small", "bf16", 8, 16, 64, "bias")
     given = {
         name: torch.randn(size).bfloat16() for name, size in (("a", (8, 64)), ("w", (16, 64)), ("bias", 16))

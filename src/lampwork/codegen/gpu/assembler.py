@@ -6,6 +6,7 @@ import re
 
 _HIGH = re.compile(r"\tmul\.hi\.u32 +\t(%r\d+), .*;\n")
 _NEIGHBOURS = re.compile(r"\tred\.\S+\.v[24]\.")
+_TARGET = re.compile(r"^(\.target sm_90)\b", re.MULTILINE)
 _BODY = re.compile(r"^\{\n", re.MULTILINE)
 
 
@@ -18,10 +19,13 @@ def for_assembler(text: str) -> str:
     before:  mul.hi.u32 %r9, %r8, 858993460;  cvt.u64.u32 %rd20, %r9;  sub.s64 %rd22, %rd20, %rd21;
     after:   mov.u32 %lw_zero, %tid.z;  ...  mul.hi.u32 %r9, %r8, 858993460;  xor.b32 %r9, %r9, %lw_zero;  ...
 
-    Sums of several neighbours are of PTX 8.1, whatever else is in the kernel.
+    Sums of several neighbours are of PTX 8.1, whatever else is in the kernel. What has instructions of 9.0 that no
+    later card has is for 9.0 alone: `sm_90a`.
     """
     if ".version 8.0" in text and _NEIGHBOURS.search(text):
         text = text.replace(".version 8.0", ".version 8.1", 1)
+    if "wgmma." in text:
+        text = _TARGET.sub(r"\1a", text)
     if "sub.s64" not in text:
         return text
     widened = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.device import ATTRIBUTES, LAYOUT, TRIPLE, DeviceEmitter
@@ -144,12 +145,19 @@ class ProductWriter:
 
     def store_value(self, acc: Value, m: Int, n: Int) -> None:
         """`value` of neighbours, to where it belongs."""
+        self.store_values([(acc, m, n)])
+
+    def store_values(self, places: Sequence[tuple[Value, Int, Int]]) -> None:
+        """`value` of neighbours of several rows, all that it loads before the first one is stored."""
         b, gemm = self.b, self.flat
-        named = {**self.env, gemm.m.name: m, gemm.n.name: n}
-        values = {name: value_of(b, each) for name, each in named.items()}
-        axis = VectorAxis(gemm.n.name, acc.lanes, None, acc.lanes) if acc.lanes > 1 else None
         extents = {each.name: each.extent for each in (*gemm.batch, gemm.m, gemm.n)}
-        env = Env(values, values, {ACCUMULATOR: acc}, self.bases, axis, extents)
+        found: list[tuple[Value, Env]] = []
         with b.scope():
-            value = self.emitter.emit_wide(gemm.value, env)
-            self.emitter.emit_store(gemm.out, gemm.index, value, env)
+            for acc, m, n in places:
+                named = {**self.env, gemm.m.name: m, gemm.n.name: n}
+                values = {name: value_of(b, each) for name, each in named.items()}
+                axis = VectorAxis(gemm.n.name, acc.lanes, None, acc.lanes) if acc.lanes > 1 else None
+                env = Env(values, values, {ACCUMULATOR: acc}, self.bases, axis, extents)
+                found.append((self.emitter.emit_wide(gemm.value, env), env))
+            for value, env in found:
+                self.emitter.emit_store(gemm.out, gemm.index, value, env)

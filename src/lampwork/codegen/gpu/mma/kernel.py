@@ -90,10 +90,10 @@ def emit_product(gemm: Gemm, target: GpuTarget, tile: Tile, name: str) -> Produc
     dtype = gemm.a.buffer.dtype
     if operands is None or not tile.is_possible(dtype, target) or not can_copy(operands, tile):
         raise CodegenError(f"no tile {tile.name} for the product {gemm.out.name!r} of {dtype}")
-    return _Tiled(gemm, operands, target, tile).write(name, blocks_of(gemm, tile))
+    return Tiled(gemm, operands, target, tile).write(name, blocks_of(gemm, tile))
 
 
-class _Tiled(ProductWriter):
+class Tiled(ProductWriter):
     """One kernel being written."""
 
     def __init__(self, gemm: Gemm, operands: tuple[Operand, Operand], target: GpuTarget, tile: Tile) -> None:
@@ -147,27 +147,36 @@ class _Tiled(ProductWriter):
         sums = self._copied_together(sums) if wide else self._copied_by_elements(sums)
         self._epilogue(sums, tile.phases(dtype))
 
-    def _copied_together(self, sums: list[Value]) -> list[Value]:
-        b, tile, env = self.b, self.tile, self.env
-        size, lines = tile.stage_bytes(self.dtype), tile.stages - 1
-        copies = [
-            Copies(b, operand, room, tile, self.thread, self.bases[operand.buffer.name], first, env)
-            for operand, room, first in zip(
-                (self.left, self.right), self.rooms, (self.m0, self.n0), strict=True
+    def _copies(self) -> list[Copies]:
+        """What brings A and B to shared memory."""
+        pairs = zip((self.left, self.right), self.rooms, (self.m0, self.n0), strict=True)
+        return [
+            Copies(
+                self.b,
+                operand,
+                room,
+                self.tile,
+                self.thread,
+                self.bases[operand.buffer.name],
+                first,
+                self.env,
             )
+            for operand, room, first in pairs
         ]
+
+    def _issue(self, copies: list[Copies], places: list[Value], room: Value, k: Value) -> list[Value]:
+        """Start the copies of the tiles at k, from places on, to an address; gives the places of the next ones."""
+        rooms = room, self.b.add(room, self.rooms[0].bytes)
+        return [copy.issue(place, at, k) for copy, place, at in zip(copies, places, rooms, strict=True)]
+
+    def _copied_together(self, sums: list[Value]) -> list[Value]:
+        b, tile = self.b, self.tile
+        size, lines = tile.stage_bytes(self.dtype), tile.stages - 1
+        copies = self._copies()
         places = [copy.address for copy in copies]
-
-        def issue(places: list[Value], room: Value, k: Value) -> list[Value]:
-            second = b.add(room, self.rooms[0].bytes)
-            return [
-                copy.issue(place, at, k)
-                for copy, place, at in zip(copies, places, (room, second), strict=True)
-            ]
-
         for stage in range(lines):
             room = b.add(self.shared, stage * size) if stage else self.shared
-            places = issue(places, room, b.const(stage * tile.k, "i64"))
+            places = self._issue(copies, places, room, b.const(stage * tile.k, "i64"))
             commit(b)
         last = b.add(self.shared, lines * size)
         carried = [*sums, *places, self.shared, last]
@@ -177,7 +186,7 @@ class _Tiled(ProductWriter):
             barrier(b)
             # The first operands are on their way to registers while copies are started.
             taken = self._loaded(read, 0)
-            places = issue([first, second], write, b.add(loop.index, lines * tile.k))
+            places = self._issue(copies, [first, second], write, b.add(loop.index, lines * tile.k))
             commit(b)
             sums = self._multiplied(sums, read, taken)
             rooms = [
@@ -191,17 +200,21 @@ class _Tiled(ProductWriter):
 
     def _copied_by_elements(self, sums: list[Value]) -> list[Value]:
         b, tile = self.b, self.tile
-        second = b.add(self.shared, self.rooms[0].bytes)
+        rooms = self.shared, b.add(self.shared, self.rooms[0].bytes)
         with b.loop(b.const(0, "i64"), self._depth(), tile.k, sums, runs=True) as loop:
-            for operand, room, first, to in zip(
-                (self.left, self.right), self.rooms, (self.m0, self.n0), (self.shared, second), strict=True
-            ):
-                base = self.bases[operand.buffer.name]
-                copy_elements(b, operand, room, tile, self.thread, base, first, loop.index, to, self.env)
+            self._copy_elements(rooms, loop.index)
             barrier(b)
             loop.next = self._multiplied(loop.carried, self.shared, self._loaded(self.shared, 0))
             barrier(b)
         return loop.results
+
+    def _copy_elements(self, rooms: tuple[Value, Value], k: Value) -> None:
+        """The tiles at k to two places in shared memory, element by element."""
+        for operand, room, first, to in zip(
+            (self.left, self.right), self.rooms, (self.m0, self.n0), rooms, strict=True
+        ):
+            base = self.bases[operand.buffer.name]
+            copy_elements(self.b, operand, room, self.tile, self.thread, base, first, k, to, self.env)
 
     def _depth(self) -> Value:
         return value_of(self.b, evaluate(self.b, self.gemm.k.extent, self.env))
@@ -266,10 +279,10 @@ class _Tiled(ProductWriter):
 
     def _results(self, first: int, rows: int, warps: int) -> None:
         """Rows of a warp from `first` on, whose sums lie in shared memory: those of all slices, which share them."""
-        b, tile, gemm = self.b, self.tile, self.flat
-        lanes = NARROWEST if itemsize(gemm.out.dtype) <= 2 else NARROWEST // 2
+        b, tile = self.b, self.tile
+        lanes = self._lanes()
         vectors = tile.warp_n // lanes  # of a row
-        piece = b.and_(self.warp, warps - 1)
+        piece = self._piece(warps)
         source = b.add(self.shared, b.mul(piece, rows * tile.staged_width * 4))
         start = b.add(b.mul(self.slice, WARP), self.lane) if tile.slices > 1 else self.lane
         begin = b.convert("zext", start, "i64")
@@ -281,14 +294,28 @@ class _Tiled(ProductWriter):
             offset = add(b, mul(b, row, tile.staged_width), column)
             place = b.add(source, b.shl(b.convert("trunc", value_of(b, offset), "i32"), 2))
 
-            def results() -> None:
-                self._neighbours(place, m, n, lanes, rows * tile.staged_width * 4 * warps)
+            self._row(place, m, n, lanes, rows * tile.staged_width * 4 * warps)
 
-            extent = gemm.m.extent.as_int()
-            if extent is not None and extent % tile.m == 0:
-                results()
-            else:
-                branch(b, less(b, m, evaluate(b, gemm.m.extent, self.env)), results)
+    def _lanes(self) -> int:
+        """Neighbours that a thread computes together."""
+        return NARROWEST if itemsize(self.flat.out.dtype) <= 2 else NARROWEST // 2
+
+    def _row(self, place: Value, m: Int, n: Int, lanes: int, distance: int) -> None:
+        """Results of row m, if there is one, from column n on."""
+        b, gemm = self.b, self.flat
+
+        def results() -> None:
+            self._neighbours(place, m, n, lanes, distance)
+
+        extent = gemm.m.extent.as_int()
+        if extent is not None and extent % self.tile.m == 0:
+            results()
+        else:
+            branch(b, less(b, m, evaluate(b, gemm.m.extent, self.env)), results)
+
+    def _piece(self, warps: int) -> Value:
+        """Which of the parts of the tile is this warp's."""
+        return self.b.and_(self.warp, warps - 1)
 
     def _neighbours(self, place: Value, m: Int, n: Int, lanes: int, distance: int) -> None:
         """Results of row m from column n on, whose sums are at an address, those of other slices at a distance."""

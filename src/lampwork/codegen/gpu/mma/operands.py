@@ -111,11 +111,13 @@ def is_multiple(index: Index, number: int) -> bool | None:
 
 @record
 class Room:
-    """Where a tile of an operand lies in shared memory: `lines` of so many bytes. words: it is read word by word."""
+    """Where a tile of an operand lies in shared memory: `lines` of so many bytes. words: it is read word by word.
+    panel: bytes of a line that lie there together, the same ones of all lines before the next ones; 0: all of them."""
 
     lines: int
     line: int
     words: bool
+    panel: int = 0
 
     @staticmethod
     def of(operand: Operand, places: int, tile: Tile) -> Room:
@@ -134,6 +136,11 @@ class Room:
         return self.line // CHUNK
 
     @property
+    def pitch(self) -> int:
+        """Bytes from a line to the next."""
+        return self.panel or self.line
+
+    @property
     def period(self) -> int:
         """After so many lines the places of chunks are the same again."""
         return 4 if self.words else 8
@@ -143,13 +150,19 @@ class Room:
         if self.words:
             # A warp reads two chunks of each of four lines.
             return b.and_(b.shl(line, 1), min(6, self.chunks - 1))
-        lines = max(1, BANKS // self.line)  # that fill all banks
+        lines = max(1, BANKS // self.pitch)  # that fill all banks
         moved = line if lines == 1 else b.lshr(line, lines.bit_length() - 1)
         return b.and_(moved, min(8, self.chunks) - 1)
 
     def place(self, b: Builder, line: Value, chunk: Value) -> Value:
         """The offset of a chunk in a line."""
-        return b.add(b.mul(line, self.line), b.shl(b.xor(chunk, self.turn(b, line)), 4))
+        start = b.mul(line, self.pitch)
+        if self.panel:
+            chunks = self.panel // CHUNK
+            panel = b.lshr(chunk, chunks.bit_length() - 1)
+            start = b.add(start, b.mul(panel, self.lines * self.panel))
+            chunk = b.and_(chunk, chunks - 1)
+        return b.add(start, b.shl(b.xor(chunk, self.turn(b, line)), 4))
 
 
 # --- to shared memory -------------------------------------------------------------------------------------------------
@@ -177,11 +190,12 @@ class Copies:
         self.width = operand.width
         units, parts = room.line // self.width, CHUNK // self.width  # copies of a line and of a chunk
         self.step = max(1, tile.threads // units)  # lines from one copy of a thread to the next
-        self.turns = max(1, room.lines // self.step)
+        self.turns = -(-room.lines // self.step)
         self.line = b.lshr(thread, units.bit_length() - 1)
         unit = b.and_(thread, units - 1)
         chunk = b.lshr(unit, parts.bit_length() - 1) if parts > 1 else unit
-        self.takes_part = b.cmp("lt", self.line, room.lines) if self.step > room.lines else None
+        rest = room.lines % self.step  # lines of the last turn, if fewer than others have
+        self.takes_part = b.cmp("lt", self.line, rest) if rest else None
         self.to = [
             room.place(b, b.add(self.line, turn * self.step) if turn else self.line, chunk)
             for turn in range(1 if self.step % room.period == 0 else self.turns)
@@ -227,14 +241,15 @@ class Copies:
             if not self.operand.along_k and turn and (self.operand.depth % self.tile.k).as_int() != 0:
                 inside = less(b, add(b, k, turn * self.step), self.left)
             wanted = self._all(inside, self.wanted[turn])
-            to, offset = self.to[0], turn * self.step * self.room.line
+            to, offset = self.to[0], turn * self.step * self.room.pitch
             if len(self.to) > 1:
                 to, offset = self.to[turn], 0
             source = b.add(address, value_of(b, mul(b, self.between, turn))) if turn else address
             pointer = b.emit(f"inttoptr i64 {source.text} to ptr addrspace(1)", "i64", 1).text
             place = shared_pointer(b, b.add(room, to), offset)
             copy = functools.partial(copy_chunk, b, place, pointer, wanted, self.width)
-            branch(b, True if self.takes_part is None else self.takes_part, copy)
+            takes_part = self.takes_part if turn == self.turns - 1 else None
+            branch(b, True if takes_part is None else takes_part, copy)
         bytes_ahead = mul(b, self.ahead, itemsize(self.operand.buffer.dtype))
         return b.add(address, value_of(b, bytes_ahead))
 

@@ -9,6 +9,7 @@ from lampwork.codegen.gpu.mma.kernel import can_copy, emit_product
 from lampwork.codegen.gpu.mma.operands import operands_of
 from lampwork.codegen.gpu.mma.strips import STRIPS, Strip, emit_strips
 from lampwork.codegen.gpu.mma.tiles import Tile, best_tiles
+from lampwork.codegen.gpu.mma.warpgroups import Groups, best_groups, emit_groups
 from lampwork.codegen.gpu.products import ProductCode
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.nodes import Gemm, Panels
@@ -19,8 +20,8 @@ OLDEST = 80
 
 
 class TensorCores:
-    """Tiles for `mma.sync`: of bfloat16 and float16, and of float32 as TF32 where torch is set to that. Strips of few
-    rows, without tensor cores: of float32 too."""
+    """Tiles for `mma.sync`: of bfloat16 and float16, and of float32 as TF32 where torch is set to that; for `wgmma` on
+    cards of 9.0, of half types. Strips of few rows, without tensor cores: of float32 too."""
 
     name = "mma"
 
@@ -39,18 +40,21 @@ class TensorCores:
         batch = 1
         for axis in gemm.batch:
             batch *= likely(axis.extent, hints) or 1
+        found += [groups.name for groups in best_groups(dtype, operands, target, m, n, batch)]
         best = best_tiles(dtype, target, m, n, k, batch)
         return [*found, *(tile.name for tile in best if can_copy(operands, tile))]
 
     def compile(
         self, gemm: Gemm, target: GpuTarget, variant: str, name: str, hints: Mapping[str, int] = NO_HINTS
     ) -> ProductCode:
-        strip = Strip.named(variant)
-        tile = Tile.named(variant) if strip is None else None
+        strip, groups = Strip.named(variant), Groups.named(variant)
+        tile = Tile.named(variant) if strip is None and groups is None else None
         if not self._takes(gemm, target) or (tile is not None and not self._multiplies(gemm, target)):
             raise CodegenError(f"{target.name} has no kernel {variant!r} for the product {gemm.out.name!r}")
         if strip is not None:
             return emit_strips(gemm, target, strip, name)
+        if groups is not None:
+            return emit_groups(gemm, target, groups, name)
         assert tile is not None
         return emit_product(gemm, target, tile, name)
 
