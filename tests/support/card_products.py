@@ -26,7 +26,7 @@ from lampwork.loops.reference.evaluate import NUMPY_DTYPES
 from lampwork.loops.reference.evaluate_kernel import from_memory, to_memory
 from lampwork.standard import functools
 
-LIMIT = 20.0  # seconds that a kernel may take
+LIMIT = 10.0  # seconds that a kernel may take
 NOT_READY = 600
 
 
@@ -54,16 +54,23 @@ def call(name: str, *arguments: object) -> None:
     assert error == 0, f"{name}: error {error}"
 
 
+@functools.lru_cache(maxsize=1)
+def _function(image: str, name: str, shared: int) -> ctypes.c_void_p:
+    """One kernel is run on several inputs."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    text = generator().jit.emit(image, 0, verify=True) + b"\0"
+    call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(text))
+    call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+    if shared > 48 << 10:
+        call("cuFuncSetAttribute", function, 8, shared)
+    return function
+
+
 def launch(code: ProductCode, rooms: Sequence[torch.Tensor], sizes: Sequence[int], blocks: int) -> None:
     """The kernel on memory of the card, to its end. A kernel that waits for what does not come cannot be stopped: then
     the process ends."""
     assert isinstance(code.image, str)
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    text = generator().jit.emit(code.image, 0, verify=True) + b"\0"
-    call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(text))
-    call("cuModuleGetFunction", ctypes.byref(function), module, code.name.encode())
-    if code.shared > 48 << 10:
-        call("cuFuncSetAttribute", function, 8, code.shared)
+    function = _function(code.image, code.name, code.shared)
     values = [*(room.data_ptr() for room in rooms), *sizes, blocks]
     numbers = (ctypes.c_int64 * len(values))(*values)
     places = [ctypes.addressof(numbers) + 8 * number for number in range(len(values))]
@@ -77,7 +84,6 @@ def launch(code: ProductCode, rooms: Sequence[torch.Tensor], sizes: Sequence[int
             print(f"{code.name} takes more than {LIMIT} s: the process ends", file=sys.__stderr__, flush=True)
             os._exit(1)
     torch.cuda.synchronize()
-    call("cuModuleUnload", module)
 
 
 def check(case: ProductCase, variant: str, aligned: bool, target: GpuTarget | None = None) -> None:

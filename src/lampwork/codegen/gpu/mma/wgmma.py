@@ -26,7 +26,7 @@ EIGHT_LINES = 8 * LINE
 DEPTH = 16  # elements of k of one instruction
 _SWIZZLED = 1 << 62  # by 128 bytes
 _ADDRESS = (1 << 18) - 1
-_MARKED = "wgmma.fence.sync.aligned;"
+_FENCE = "wgmma.fence.sync.aligned;"
 
 
 def descriptor(b: Builder, address: Value, panel_bytes: int | None) -> Value:
@@ -53,7 +53,7 @@ def multiply_tiles(
     count = len(sums)
     registers = ", ".join(f"${number}" for number in range(count))
     shape = f"m{GROUP_ROWS}n{2 * count}k{DEPTH}"
-    lines = [_MARKED]
+    lines = [_FENCE]
     turned = [int(not along_k) for _, along_k in (left, right)]
     ahead = [2 * DEPTH * (1 if along_k else LINE // 2) >> 4 for _, along_k in (left, right)]
     for step in range(steps):
