@@ -9,6 +9,8 @@ them; each head in one piece, as a kernel could write them; and with masks: none
 masks of numbers that leave every place open, or those of causal attention (the pass `known-masks`). Times are
 beside "apart".
 
+`projections`: attention with what gives it queries, keys and values.
+
     python benchmarks/gpu_calls.py products
     python benchmarks/gpu_calls.py --device cpu --tiny          # tries the script
 """
@@ -145,7 +147,55 @@ def attention(timer: Timer, tiny: bool) -> Iterator[str]:
             yield f"  {name} {dtype}: {told}"
 
 
-SECTIONS = {"products": products, "attention": attention}
+@dataclass(frozen=True)
+class Projection:
+    """Attention with what gives it queries, keys and values, called with (x, weights of all, biases of all)."""
+
+    shape: tuple[int, int, int, int]
+    out: Tensor
+
+    def three(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        """Three layers."""
+        parts = (F.linear(x, *each) for each in zip(w.chunk(3), b.chunk(3), strict=True))
+        return F.scaled_dot_product_attention(*(self._split(each)[0] for each in parts))
+
+    def one(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        """One layer."""
+        return F.scaled_dot_product_attention(*self._split(F.linear(x, w, b)))
+
+    def alone(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        """A product, and a kernel that adds the bias and writes each head in one piece."""
+        _, heads, _, size = self.shape
+        bias = b.view(3, 1, heads, 1, size)
+        return F.scaled_dot_product_attention(*torch.add(self._split(F.linear(x, w)), bias, out=self.out))
+
+    def _split(self, x: Tensor) -> Tensor:
+        batch, heads, length, size = self.shape
+        return x.view(batch, length, -1, heads, size).permute(2, 0, 3, 1, 4)
+
+
+def projections(timer: Timer, tiny: bool) -> Iterator[str]:
+    yield "queries, keys, values and attention over them, us: three layers / one layer / its product, and a kernel"
+    for name, shape in ATTENTION.items():
+        batch, heads, length, size = shape = (1, 2, 16, 8) if tiny else shape
+        width = heads * size
+        for dtype in ("f32", "bf16"):
+            made = partial(torch.randn, device=timer.device, dtype=DTYPES[dtype])
+            sets = [
+                (made(batch, length, width), made(3 * width, width) / width**0.5, made(3 * width))
+                for _ in range(SETS)
+            ]
+            ways = Projection(shape, made(3, *shape))
+            for way in (ways.one, ways.alone):
+                torch.testing.assert_close(way(*sets[0]), ways.three(*sets[0]), rtol=0.05, atol=0.05)
+            times = [
+                timer.microseconds([partial(way, *each) for each in sets])
+                for way in (ways.three, ways.one, ways.alone)
+            ]
+            yield f"  {name} {dtype}: " + " / ".join(f"{each:.1f}" for each in times)
+
+
+SECTIONS = {"products": products, "attention": attention, "projections": projections}
 
 
 def main() -> None:

@@ -171,9 +171,9 @@ def _scaled(a: Range, factor: Any) -> Range:
     return min(ends), max(ends)
 
 
-def literal_value(node: fx.Node) -> Tensor | None:
+def literal_value(node: fx.Node, most_nodes: int = _MOST_NODES) -> Tensor | None:
     """The tensor that `node` gives on every call, on the CPU, where it is made of literals only; None where it is not,
-    where sizes are symbols, or where it is large."""
+    where sizes are symbols, or where it is large, or made by more than `most_nodes`."""
     order: list[fx.Node] = []
     seen: set[fx.Node] = set()
     work = [node]
@@ -183,7 +183,7 @@ def literal_value(node: fx.Node) -> Tensor | None:
             continue
         if current.op != "call_function" or not isinstance(current.target, OpOverload):
             return None
-        if schema.is_pinned(current) or len(seen) >= _MOST_NODES or is_symbolic(current):
+        if schema.is_pinned(current) or len(seen) >= most_nodes or is_symbolic(current):
             return None
         if not isinstance(current.meta.get("val"), TensorSpec) or spec(current).numel > _MOST_ELEMENTS:
             return None

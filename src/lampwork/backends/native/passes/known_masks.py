@@ -23,6 +23,9 @@ from lampwork.verdict import No, Verdict, Yes
 
 aten = torch.ops.aten
 
+MOST_NODES = 256
+"""Operators that a mask is made by, at most: it is computed once for a graph."""
+
 _MOVING = frozenset(
     {
         aten.alias.default,
@@ -106,7 +109,7 @@ def _eligible(node: fx.Node, kind: _Kind) -> Verdict:
 def _kind(mask: fx.Node) -> _Kind:
     if _is_true(mask) if spec(mask).dtype is torch.bool else _is_zero(mask):
         return _Kind.OPEN
-    known = literal_value(mask)
+    known = literal_value(mask, MOST_NODES)
     if known is None or known.dim() < 2 or known.shape[-1] != known.shape[-2]:
         return _Kind.OTHER
     opened = known if known.dtype is torch.bool else known == 0
@@ -119,7 +122,7 @@ def _is_true(mask: fx.Node) -> bool:
     """Whether every element of a mask of bool is known to be true."""
     while mask.target in _MOVING:
         mask = bound_args(mask)[0]
-    known = literal_value(mask)
+    known = literal_value(mask, MOST_NODES)
     return known is not None and bool(known.all())
 
 
@@ -131,7 +134,7 @@ def _is_zero(mask: fx.Node) -> bool:
         condition, inside, _ = bound_args(mask)
         if _number(inside) == 0 and _is_true(condition):
             return True
-    known = literal_value(mask)
+    known = literal_value(mask, MOST_NODES)
     return known is not None and not bool(known.any())
 
 
