@@ -144,6 +144,29 @@ def test_rounding_twice_is_rounding_once(dtype: str, digits: int, least: int) ->
             assert rounded(rounded(exact, 24, -149), digits, least) == rounded(exact, digits, least), (x, y)
 
 
+def test_exponentials_of_half_types_are_short() -> None:
+    """Of a softmax from bfloat16 to bfloat16: a product, the instruction and its square; not of one of float32."""
+    counts = {}
+    for dtype in ("bf16", "f32"):
+        (kernel,) = kernels_of(cases.softmax(4096, 4096, dtype), describe(90, 132))
+        text = text_of(kernel)
+        counts[dtype] = text.count("fma.rn.f32") / text.count("ex2.approx.ftz.f32")
+    assert counts["bf16"] < 0.5 and counts["f32"] >= 4
+
+
+def test_short_exponentials_are_exact_enough() -> None:
+    """On the simulated card: of all float16 that exp takes to finite numbers, subnormal ones too."""
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16)
+    x = x[x.abs() < 11].contiguous()
+    x = x[: x.numel() // 8 * 8]
+    kernel = kernel_of(lambda a, b: half("exp", "f16", a), "f16", x.numel(), inputs=1)
+    memory = {"x": x.numpy().copy(), "z": np.zeros(x.numel(), np.float16)}
+    run_simulated(replace(on_grid(kernel), lanes=8), memory)
+    want = x.double().exp().half().numpy()
+    apart = np.abs(memory["z"].view(np.int16).astype(int) - want.view(np.int16))
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -66,21 +67,26 @@ def test_float32_angles_of_every_size_are_within_two_ulp(name: str, target: Targ
     assert error[worst] <= 2.0, f"{name}({x[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("name", ["exp", "exp2", "erf", "sigmoid", "softplus", "tanh"])
-def test_with_an_instruction_for_powers_of_two_they_are_within_two_ulp(name: str, sign: int) -> None:
-    calls: list[Value] = []
+def power_of_two(calls: list[Value], sign: int) -> Callable[[Builder, Value], Value]:
+    """An instruction for 2**x that is off by an ulp: half of one before it is rounded. `calls` gets its operands."""
 
     def exp2(b: Builder, x: Value) -> Value:
-        """2**x, off by an ulp: half of one before it is rounded."""
         calls.append(x)
         exact = vecmath_wide.exp_f64(b, b.mul(b.convert("fpext", x, "f64"), math.log(2)))
         half = b.select(b.cmp("ge", exact, 1.0), b.const(sign * 2.0**-24, "f64"), sign * 2.0**-25)
         near = b.and_(b.cmp("gt", exact, 0.5), b.cmp("lt", exact, 2.0))
         return b.convert("fptrunc", b.select(near, b.add(exact, half), exact), "f32")
 
+    return exp2
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", ["exp", "exp2", "erf", "sigmoid", "softplus", "tanh"])
+def test_with_an_instruction_for_powers_of_two_they_are_within_two_ulp(name: str, sign: int) -> None:
+    calls: list[Value] = []
+    target = replace(VECTORS, name="with exp2", exp2=power_of_two(calls, sign))
     x = np.concatenate([floats(), np.linspace(-110, 92, 100_001, dtype=np.float32)])
-    got = evaluate(replace(VECTORS, name="with exp2", exp2=exp2), name, x)
+    got = evaluate(target, name, x)
     with np.errstate(all="ignore"):
         want = REFERENCE[name](x.astype(np.float64))
     error = ulps(got, want)
@@ -89,6 +95,21 @@ def test_with_an_instruction_for_powers_of_two_they_are_within_two_ulp(name: str
     most = 2.5 if name == "sigmoid" else 2.0
     assert error[worst] <= most, f"{name}({x[worst]!r}) = {got[worst]!r}, not {want[worst]!r}"
     assert bool(calls) == (name != "softplus")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_with_an_instruction_for_powers_of_two_the_normal_distribution_is_exact_to_its_promise(
+    sign: int,
+) -> None:
+    calls: list[Value] = []
+    x = np.linspace(-15, 15, 100_001, dtype=np.float32)
+    got = evaluate(replace(VECTORS, name="with exp2", exp2=power_of_two(calls, sign)), "ndtr", x).astype(
+        float
+    )
+    want = np.vectorize(math.erfc)(-x.astype(np.float64) * math.sqrt(0.5)) / 2
+    assert calls and np.abs(got - want).max() <= 2.0**-21.5
+    near = (x < -1) & (x > -5.7)
+    assert (np.abs(got - want) / want)[near].max() <= 2.0**-9
 
 
 # --- float64 ----------------------------------------------------------------------------------------------------------

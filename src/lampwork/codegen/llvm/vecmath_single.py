@@ -26,6 +26,10 @@ MOST_POWER = 126.0  # |n| up to which 2^n is a normal number
 def exp(b: Builder, x: Value) -> Value:
     """e ** x: infinity above 88.7, subnormal and then 0 below -87.3."""
     if b.target.exp2 is not None:
+        if b.coarse:
+            # The root is a normal number where the power is not.
+            root = _power_at_once(b, x, b.target.exp2, 0.5)
+            return b.mul(root, root)
         return _exp_by_instruction(b, x, b.target.exp2)
     # Beyond these the result is infinite or 0; the order of operands lets NaN pass.
     return exp_of(b, b.larger(-105.0, b.smaller(90.0, x)))
@@ -213,8 +217,9 @@ def erf(b: Builder, x: Value) -> Value:
 
 
 def ndtr(b: Builder, x: Value) -> Value:
-    """The normal distribution function, to 2^-22, and above -5.7 to 2^-9 of itself: 2^-q(|x|), and 1 minus that for
-    positive numbers. q is a polynomial that goes on growing beyond 5.7, where the tail vanishes: at 14 it is 413."""
+    """The normal distribution function, to 2^-22 (2^-21.5 by an instruction for powers of two), and above -5.7 to 2^-9
+    of itself: 2^-q(|x|), and 1 minus that for positive numbers. q is a polynomial that goes on growing beyond 5.7,
+    where the tail vanishes: at 14 it is 413."""
     a = b.smaller(14.0, b.fabs(x))
     exponent = b.polynomial(a, [-each for each in coefficients.NDTR_F32])
     if b.target.exp2 is not None:
