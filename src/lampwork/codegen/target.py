@@ -201,7 +201,8 @@ class Target:
     atomics: the dtypes whose sums with memory, and of integers the larger and the smaller, are an instruction each that
         no other thread is seen in the middle of; of a half type on two neighbours. With any, kernels may combine values
         with elements in any order.
-    processors: multiprocessors of a card; 0: threads that share nothing but memory.
+    processors: multiprocessors of a card; 0: threads that share nothing but memory. cluster: blocks of a card that may
+        be one group of threads, at most; 1: it has no clusters.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -285,6 +286,7 @@ class Target:
     merged_bytes: int = 16 << 20
     atomics: frozenset[DType] = frozenset()
     processors: int = 0
+    cluster: int = 1
     templates: bool = True
 
     def relaxed(self) -> Target:

@@ -8,6 +8,9 @@ there are threads; a Store outside of vector loops is made by the first thread, 
 Scratch belongs to the group, in shared memory; that of a flat kernel to the block, and each iteration has places of its
 own in it. A `Barrier` stands wherever a thread might otherwise miss what another
 wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too.
+
+A group may be the threads of several blocks, which are a *cluster* then: they run at the same time, and wait for each
+other as the threads of a block do.
 """
 
 from __future__ import annotations
@@ -38,26 +41,41 @@ BANK = 4
 """Bytes of shared memory that lie side by side in a bank of it."""
 
 
+PORTABLE = 8
+"""Blocks of a cluster that every card runs which has clusters."""
+REGISTER = 4
+"""Bytes of one; larger elements are not held."""
+HELD = 1 << 15
+"""Elements of a row that the registers of a block hold, at most: 32 of each of 1024 threads."""
+
+
 @record
 class Grid:
     """A kernel with its barriers, and how it lies on a grid.
 
     threads: of a group, a power of two. groups: of a block; 1 if a group is more than a warp. lanes: neighbouring
     iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does at most.
+    cluster: blocks that are one group together.
     """
 
     kernel: Kernel
     threads: int
     groups: int
     lanes: int = 1
+    cluster: int = 1
 
     @property
     def is_flat(self) -> bool:
         return self.threads == 1
 
     @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a block along x and y."""
+        return (self.groups, 1) if self.is_flat else (self.threads // self.cluster, self.groups)
+
+    @property
     def per_block(self) -> int:
-        """Iterations of the parallel loop that a block takes at a time."""
+        """Iterations of the parallel loop that a block takes at a time, or a cluster."""
         return self.groups * self.lanes if self.is_flat else self.groups
 
     def lanes_of(self, loop: Shared) -> int:
