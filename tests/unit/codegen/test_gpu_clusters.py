@@ -25,6 +25,7 @@ from lampwork.codegen.gpu.device import emit_device
 from lampwork.codegen.gpu.generator import GpuGenerator
 from lampwork.codegen.gpu.grids import grid_key
 from lampwork.codegen.gpu.nvidia import describe
+from lampwork.codegen.target import DeviceFunction
 from lampwork.errors import CodegenError
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.fusion.group import Group
@@ -391,3 +392,11 @@ def test_ptxas_takes_it(name: str) -> None:
         pytest.skip(f"this ptxas does not know sm_{capability}")
     found = ptxas.assemble(text, capability)
     assert found.spills == 0 and found.registers <= 64, found
+
+
+def test_a_launch_is_of_clusters() -> None:
+    (kernel,) = kernels_of(cases.softmax(64, 65536), H100)
+    functions, _ = generator(90).compile([kernel], ())
+    function = functions[kernel.name]
+    assert isinstance(function, DeviceFunction)
+    assert (function.cluster, function.block, function.per_block) == (2, (1024, 1), 1)
