@@ -34,13 +34,14 @@ from lampwork.loops.ir.symbols import likely
 SOURCE = Path(__file__).with_name("simulated_card.c")
 MODEL = describe(75)  # the newest without instructions for bfloat16, for which this CPU has none
 MOST_SHARED = 256 << 10
-TRACE = 10  # numbers that are kept of a byte
+TRACE = 13  # numbers that are kept of a byte
 GAP = 64  # bytes out of reach around what lies in shared memory
 
 SHARED_AT = 1040  # the address in shared memory where the block's own starts
 
 KINDS = (
-    "bfly", "up", "idx", "warp", "block", "matrices", "transposed", "bf16", "f16", "tf32", "group bf16", "group f16",
+    "bfly", "up", "idx", "warp", "block", "matrices", "transposed", "bf16", "f16", "tf32", "arrival", "cluster",
+    "group bf16", "group f16",
 )  # fmt: skip
 TOUCHES = ("loads", "stores", "updates")
 STATES = ("runs", "waits", "has ended")
@@ -77,7 +78,7 @@ class _Launch(ctypes.Structure):
     _fields_ = (
         ("entry", ctypes.c_void_p),
         ("parameters", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("x", "y", "blocks", "group")),
+        *((name, ctypes.c_int32) for name in ("x", "y", "blocks", "group", "cluster")),
         ("shared", ctypes.c_void_p),
         ("shared_bytes", ctypes.c_int64),
         ("regions", ctypes.c_void_p),
@@ -117,7 +118,10 @@ QUOTIENT = re.compile(r"call float @llvm\.nvvm\.div\.(?:full|approx\.ftz\.f)\((f
 REGISTER = re.compile(r"@llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w+)\(")
 SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
-DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"(?: "nvvm.minctasm"="1")?')
+DEFINED = re.compile(
+    r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"'
+    r'(?: "nvvm.minctasm"="1")?(?: "nvvm.cluster_dim"="0")?'
+)
 TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
 )
@@ -146,19 +150,25 @@ GROUP_PRODUCT = re.compile(
     r"\{([^}]*)\}, (\S+), (\S+), 1, 1, 1, ([01]), ([01])"
 )
 BY_VALUE = re.compile(r"byval\(\[\d+ x i64\]\) align 8 ")
-DROPPED = ("target ", "declare {", *(f"declare {type_} @llvm.nvvm" for type_ in ("i32", "void", "float")))
+DROPPED = (
+    "target ",
+    "declare {",
+    *(f"declare {type_} @llvm.nvvm" for type_ in ("i32", "void", "float", "ptr")),
+)
 
 
 @dataclass
 class SharedMemory:
-    """Shared memory of a block. places: of its arrays, with gaps between them: name -> (address, bytes)."""
+    """Shared memory of a block, or of the blocks of a cluster, one behind the other. places: of the first one's arrays,
+    with gaps between them: name -> (address, bytes)."""
 
     dynamic: int
+    blocks: int = 1
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     bytes: int = GAP
 
     def __post_init__(self) -> None:
-        self.memory = np.empty(MOST_SHARED + ALIGNED, np.uint8)
+        self.memory = np.empty(MOST_SHARED * self.blocks + ALIGNED, np.uint8)
         self.start = self.memory.ctypes.data + -self.memory.ctypes.data % ALIGNED
         self.add("shared", self.dynamic)
 
@@ -188,12 +198,20 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
         elif re.search(r"\b(load|store|masked|memset|memcpy|atomicrmw)\b", line) and "declare" not in line:
             raise AssertionError(f"line {number} reaches memory by ways that are not known: {line}")
         lines += _of_warp(line, number) or [_instruction(line, number)]
-    written = SHARED.sub(lambda m: f"inttoptr i64 {shared.places[m[1]][0]} to ptr", "\n".join(lines))
+    written = SHARED.sub(lambda m: _in_shared(shared, m[1]), "\n".join(lines))
     (signature,) = DEFINED.findall(written)
     given = BY_VALUE.sub("", signature[1])
     whole = DEFINED.sub(rf"define internal void @\1({given})", written)
     assert "nvvm" not in whole and "addrspace(3)" not in whole, whole
     return f"{whole}\n{_entry(signature[0], signature[1].split(', '))}"
+
+
+def _in_shared(shared: SharedMemory, name: str) -> str:
+    """The address of an array, as an instruction."""
+    address = shared.places[name][0]
+    if shared.blocks == 1:
+        return f"inttoptr i64 {address} to ptr"
+    return f"call ptr {address_of('own')}(ptr inttoptr (i64 {address} to ptr))"
 
 
 def _address_spaces(line: str, shared: SharedMemory) -> str:
@@ -303,6 +321,9 @@ def _instruction(line: str, number: int) -> str:
         line = f"{line[: line.index('=')]}= fdiv {found[1]}, {found[2]}"
     if found := RECIPROCAL.search(line):
         line = f"{line[: line.index('=')]}= fdiv float 1.0, {found[1]}"
+    line = line.replace("@llvm.nvvm.mapa(", f"{address_of('mapa')}(")
+    line = line.replace("@llvm.nvvm.barrier.cluster.arrive.aligned(", f"{address_of('arrive')}(i32 {number}")
+    line = line.replace("@llvm.nvvm.barrier.cluster.wait.aligned(", f"{address_of('await')}(i32 {number}")
     line = line.replace("@__assertfail(", f"{address_of('assert')}(")
     rest = "i32 0, i32 0, i32 0)"
     if found := re.match(r"\s*call void @llvm\.nvvm\.bar\.warp\.sync\((i32 \S+)\)", line):
@@ -379,32 +400,38 @@ def jit() -> Jit:
 @dataclass(frozen=True)
 class Shape:
     """How a kernel is launched: threads of a block along x and y, those of a group, iterations that a block takes at a
-    time, and bytes of shared memory."""
+    time, bytes of shared memory, and blocks of a cluster."""
 
     x: int
     y: int
     group: int
     per_block: int
     shared: int
+    cluster: int = 1
 
     @classmethod
     def of(cls, grid: Grid) -> Shape:
-        x, y = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
-        return cls(x, y, grid.threads, grid.per_block, grid.shared_bytes)
+        return cls(*grid.block, grid.threads, grid.per_block, grid.shared_bytes, grid.cluster)
 
 
 def launch_of(shape: Shape, shared: SharedMemory, memory: Sequence[tuple[int, int]]) -> _Launch:
     """What the card has to know of a launch, but for the code and the number of blocks. `memory`: (address, bytes)."""
-    places = [*shared.places.values(), *memory]
+    own = [
+        (start + block * MOST_SHARED, size)
+        for block in range(shape.cluster)
+        for start, size in shared.places.values()
+    ]
+    places = [*own, *memory]
     traces = [np.empty((max(size, 1), TRACE), np.int32) for _, size in places]
     regions = (_Region * len(places))(
         *[(start, size, trace.ctypes.data) for (start, size), trace in zip(places, traces, strict=True)]
     )
     launch = _Launch()
     launch.x, launch.y = shape.x, shape.y
-    launch.group, launch.shared, launch.shared_bytes = shape.group, shared.start, shared.bytes
+    launch.group, launch.cluster, launch.shared = shape.group, shape.cluster, shared.start
+    launch.shared_bytes = MOST_SHARED if shape.cluster > 1 else shared.bytes
     launch.regions, launch.region_count = ctypes.addressof(regions), len(places)
-    launch.shared_regions = len(shared.places)
+    launch.shared_regions = len(own)
     launch.keep = (regions, traces)
     return launch
 
@@ -426,7 +453,7 @@ class Simulated:
     @classmethod
     def written(cls, shape: Shape, text: str) -> Simulated:
         """The kernel that a text has."""
-        shared = SharedMemory(shape.shared)
+        shared = SharedMemory(shape.shared, shape.cluster)
         here = for_this_cpu(text, shared)
         with config.using(verify=True):
             return cls(shape, text, shared, jit().compile(here, ["entry"]))
@@ -440,12 +467,12 @@ class Simulated:
         blocks: int = 1 << 31,
         seed: int = 0,
     ) -> None:
-        """The kernel on arrays in the order of its parameters, by at most so many blocks.
+        """The kernel on arrays in the order of its parameters, by at most so many blocks, or clusters of them.
 
         Raises:
             AssertionOfKernel, ForbiddenError: see there.
         """
-        blocks = min(-(-extent // self.shape.per_block), blocks)
+        blocks = min(-(-extent // self.shape.per_block), blocks) * self.shape.cluster
         if blocks <= 0:
             return
         launch = launch_of(self.shape, self.shared, [(array.ctypes.data, array.nbytes) for array in buffers])
@@ -481,7 +508,7 @@ class Simulated:
         """What the threads do, those that do the same together."""
         found: dict[str, list[int]] = {}
         state = (ctypes.c_int32 * 4)()
-        for thread in range(self.shape.x * self.shape.y):
+        for thread in range(self.shape.x * self.shape.y * self.shape.cluster):
             library().card_thread(thread, state)
             what = STATES[state[0]]
             if what == "waits":
@@ -534,7 +561,7 @@ class SimulatingGenerator(EmulatingGenerator):
     functions: ClassVar[list[tuple[_Function, _Launch, SharedMemory]]] = []
 
     def emit(self, grid: Grid, name: str) -> str:
-        shared = SharedMemory(grid.shared_bytes)
+        shared = SharedMemory(grid.shared_bytes, grid.cluster)
         target = replace(self.target, exp2=MODEL.exp2)
         here = for_this_cpu(emit_device(grid, target, f"{name}_of_card"), shared)
         launch = launch_of(Shape.of(grid), shared, ())

@@ -1,8 +1,9 @@
 // A card without a card, for tests: the threads of a block are fibers, run in an order drawn by chance from wait to
-// wait, and blocks come one after the other. What PTX leaves undefined or forbids ends the kernel with a message:
-// threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
-// before it is written, two threads that reach a byte with no barrier between them, one of them writing, and a byte that
-// is updated (atomically) and reached otherwise as well. What a thread copies to shared memory behind its back (cp.async)
+// wait, and blocks come one after the other; those of a cluster are run together, each with shared memory of its own.
+// What PTX leaves undefined or forbids ends the kernel with a message: threads that wait for ones that do not come,
+// memory that is out of reach or not aligned, shared memory that is read before it is written, two threads that reach a
+// byte with no barrier between them, one of them writing, and a byte that is updated (atomically) and reached otherwise
+// as well. What a thread copies to shared memory behind its back (cp.async)
 // is there when it has waited for it: until then nobody may reach where it goes. What a warpgroup multiplies (wgmma) is
 // read until it has waited for it: until then nobody may write there, and the sums are no numbers.
 #define _GNU_SOURCE
@@ -15,12 +16,12 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-enum { kStack = 64 << 10, kMostThreads = 1024, kWarp = 32, kGroup = 128 };
+enum { kStack = 64 << 10, kMostThreads = 8192, kWarp = 32, kGroup = 128 };
 enum { kSharedAt = 1040 };  // where shared memory starts, of simulated.py
 enum Status { kOk, kAsserted, kStuck, kForbidden };
 enum State { kRuns, kWaits, kEnded };
-enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier, kMatrices, kTransposed, kBf16, kF16, kTf32,
-            kGroupBf16, kGroupF16 };  // simulated.py's
+enum Kind { kBfly, kUp, kIdx, kWarpBarrier, kBlockBarrier, kMatrices, kTransposed, kBf16, kF16, kTf32, kArrival,
+            kCluster, kGroupBf16, kGroupF16 };  // simulated.py's
 enum { kNobody = -1, kSeveral = -2, kUpdated = INT32_MIN };  // below kSeveral: several of a warp
 enum Touch { kLoads, kStores, kUpdates };                     // simulated.py's numbers
 
@@ -37,6 +38,7 @@ typedef struct {
   int32_t state, kind, site;
   uint32_t members, value, by, bounds;
   int32_t epoch, block_epoch;  // how many barriers it has passed, and how many of the whole block
+  int32_t arrived, passed;     // at barriers of the cluster: how often it has come there, and gone on
   uint32_t words[6];           // what it gives to an instruction of its warp
   float sums[4];
   union {
@@ -55,14 +57,14 @@ typedef struct {
 } Thread;
 
 typedef struct {
-  int32_t all, block;
+  int32_t all, block, arrived;
 } Epoch;
 
-// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks.
-// pending: how many copies are on their way to it. multiplied: how many products read it. shown: how often its writer
-// had shown what it wrote to products by then.
+// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks. reading_block: -2 if
+// there are several. pending: how many copies are on their way to it. multiplied: how many products read it. shown: how
+// often its writer had shown what it wrote to products by then.
 typedef struct {
-  int32_t writer, reader, reading_group, pending, multiplied, shown;
+  int32_t writer, reader, reading_group, reading_block, pending, multiplied, shown;
   Epoch written, read;
 } Trace;
 
@@ -75,10 +77,10 @@ typedef struct {
 typedef struct {
   void (*entry)(void **);
   void **parameters;
-  int32_t x, y, blocks, group;  // threads of a block, blocks, threads of a group
-  char *shared;                 // all of shared memory, some of which is out of reach
-  int64_t shared_bytes;
-  Region *regions;  // those of shared memory first
+  int32_t x, y, blocks, group, cluster;  // threads of a block, blocks, threads of a group, blocks of a cluster
+  char *shared;                          // all of shared memory of a block, some of which is out of reach
+  int64_t shared_bytes;                  // between that of two blocks of a cluster
+  Region *regions;                       // those of shared memory first, of one block after the other
   int32_t region_count, shared_regions;
   int32_t is_open;  // whether memory outside of the regions is in reach
   uint64_t seed;
@@ -94,7 +96,8 @@ static Thread threads[kMostThreads];
 static char *stacks;
 static Launch launch;
 static jmp_buf scheduler;
-static int block, current, ready[kMostThreads], ready_count;
+static int first_block, current, ready[kMostThreads], ready_count;
+static int arrivals, phase;  // threads that have arrived at a barrier of the cluster, and how many of these were passed
 static char message[512];
 
 static uint64_t draw(uint64_t below) {
@@ -103,6 +106,11 @@ static uint64_t draw(uint64_t below) {
 }
 
 static void forbid(int site, const char *what, long long detail);
+
+static int of_block(void) { return launch.x * launch.y; }
+static int rank(void) { return current / of_block(); }
+static int local(void) { return current % of_block(); }
+static int own_block(void) { return first_block + rank(); }
 
 // --- fibers ------------------------------------------------------------------------------------------------
 
@@ -142,16 +150,30 @@ static enum Status run_ready(void) {
 }
 
 static void forbid(int site, const char *what, long long detail) {
-  snprintf(message, sizeof message, "thread %d of block %d, line %d: %s (%lld)", current, block, site, what, detail);
+  snprintf(message, sizeof message, "thread %d of block %d, line %d: %s (%lld)", local(), own_block(), site, what,
+           detail);
   _longjmp(scheduler, 3);
 }
 
 // --- what kernels call ---------------------------------------------------------------------------------------
 
-int32_t card_tid_x(void) { return current % launch.x; }
-int32_t card_tid_y(void) { return current / launch.x; }
-int32_t card_ctaid_x(void) { return block; }
+int32_t card_tid_x(void) { return local() % launch.x; }
+int32_t card_tid_y(void) { return local() / launch.x; }
+int32_t card_ctaid_x(void) { return own_block(); }
 int32_t card_nctaid_x(void) { return launch.blocks; }
+int32_t card_cluster_ctarank(void) { return rank(); }
+int32_t card_clusterid_x(void) { return own_block() / launch.cluster; }
+int32_t card_nclusterid_x(void) { return launch.blocks / launch.cluster; }
+
+// The place in shared memory of the own block, or of another one of the cluster, that a place in the first block's or
+// the own block's is.
+char *card_own(char *place) { return place + rank() * launch.shared_bytes; }
+char *card_mapa(char *place, int32_t to) {
+  const int64_t offset = place - launch.shared;
+  if (to < 0 || to >= launch.cluster) forbid(0, "a block that is not of the cluster", to);
+  if (offset / launch.shared_bytes != rank()) forbid(0, "a place that is not in the block's shared memory", offset);
+  return place + (to - rank()) * launch.shared_bytes;
+}
 
 void card_assert(const char *what, const char *file, int32_t line, const char *where, int64_t bytes) {
   (void)file, (void)line, (void)where, (void)bytes;
@@ -267,11 +289,11 @@ static void multiply_group(int first);
 // Wait for the members, who are lanes of the warp, a warpgroup or the whole block; the last one to come sees to the rest.
 int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, uint32_t by, uint32_t bounds) {
   Thread *self = &threads[current];
-  const int count = launch.x * launch.y, width = kind >= kGroupBf16 ? kGroup : kWarp;
+  const int begin = rank() * of_block(), count = begin + of_block(), width = kind >= kGroupBf16 ? kGroup : kWarp;
   const int is_block = kind == kBlockBarrier, all = is_block || width == kGroup;
-  const int first = is_block ? 0 : current & -width, end = is_block ? count : first + width;
+  const int first = is_block ? begin : begin + (local() & -width), end = is_block ? count : first + width;
   if (width == kGroup && end > count) forbid(site, "a warpgroup that is not there", count);
-  if (!all && !(members >> (current & 31) & 1)) forbid(site, "the thread is none of the members", members);
+  if (!all && !(members >> (local() & 31) & 1)) forbid(site, "the thread is none of the members", members);
   if (!all && end > count && members >> (count - first)) forbid(site, "members that are not there", members);
   self->state = kWaits, self->kind = kind, self->site = site, self->members = members;
   self->value = value, self->by = by, self->bounds = bounds;
@@ -298,22 +320,53 @@ int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, 
   return (int32_t)self->value;
 }
 
+// Arrive at the barrier of the cluster, all lanes of a warp together.
+void card_arrive(int32_t site) {
+  Thread *self = &threads[current];
+  card_meet(kArrival, site, 0xFFFFFFFFu, 0, 0, 0);
+  if (self->arrived != self->passed) forbid(site, "arrives twice without a wait", self->arrived);
+  self->arrived++;
+  if (++arrivals < launch.cluster * of_block()) return;
+  arrivals = 0, phase++;
+  for (int each = 0; each < launch.cluster * of_block(); each++) {
+    if (threads[each].state != kWaits || threads[each].kind != kCluster) continue;
+    threads[each].state = kRuns;
+    ready[ready_count++] = each;
+  }
+}
+
+// Wait for all threads of the cluster to have arrived.
+void card_await(int32_t site) {
+  Thread *self = &threads[current];
+  card_meet(kArrival, site, 0xFFFFFFFFu, 0, 0, 0);
+  if (self->arrived == self->passed) forbid(site, "waits without having arrived", self->arrived);
+  if (phase == self->passed) {
+    self->state = kWaits, self->kind = kCluster, self->site = site, self->members = 0;
+    leave();
+  }
+  self->passed++;
+}
+
 // Whether a reader or writer is of this thread's warp.
 static int is_near(int other) {
-  const int warp = (block * launch.x * launch.y + current) / kWarp;
+  const int warp = (first_block * of_block() + current) / kWarp;
   return other >= 0 ? other / kWarp == warp : other == kSeveral - 1 - warp;
 }
 
-// Whether there was no barrier of this thread and another one since: of a warp's own ones only its lanes know.
-static int meets_since(Epoch then, int other) {
+// Whether there was no barrier of this thread and another one since: of a warp's own ones only its lanes know, of a
+// block's its threads; and one of the cluster counts from this thread's wait on, for what was before the other's
+// arrival.
+static int meets_since(Epoch then, int other, int of) {
   const Thread *thread = &threads[current];
-  return is_near(other) ? then.all == thread->epoch : then.block == thread->block_epoch;
+  if (thread->passed > then.arrived) return 0;
+  if (is_near(other)) return then.all == thread->epoch;
+  return of != own_block() || then.block == thread->block_epoch;
 }
 
 static void note(Trace *trace, int site, enum Touch how, int is_shared, long long offset) {
-  const int threads_of_block = launch.x * launch.y, self = block * threads_of_block + current;
+  const int self = first_block * of_block() + current, block = own_block();
   const int group = self / launch.group;
-  const Epoch epoch = {threads[current].epoch, threads[current].block_epoch};
+  const Epoch epoch = {threads[current].epoch, threads[current].block_epoch, threads[current].arrived};
   if (trace->pending) forbid(site, "a copy is on its way", offset);
   if (trace->multiplied && how != kLoads) forbid(site, "writes what products read", offset);
   if (how == kUpdates) {
@@ -325,17 +378,20 @@ static void note(Trace *trace, int site, enum Touch how, int is_shared, long lon
   if (trace->writer == kUpdated) forbid(site, "reaches what threads update", offset);
   if (trace->writer == kNobody && how == kLoads && is_shared) forbid(site, "reads what nobody has written", offset);
   const int other_writes = trace->writer != kNobody && trace->writer != self;
-  if (other_writes && (trace->writer / launch.group != group || meets_since(trace->written, trace->writer))) {
+  const int writing_block = trace->writer / of_block(), is_own_group = trace->writer / launch.group == group;
+  if (other_writes && (!is_own_group || meets_since(trace->written, trace->writer, writing_block))) {
     forbid(site, "a race with a thread that writes", offset);
   }
   const int other_reads = trace->reader != kNobody && trace->reader != self;
-  const int meets = other_reads && (trace->reading_group != group || meets_since(trace->read, trace->reader));
+  const int meets = other_reads && (trace->reading_group != group ||
+                                    meets_since(trace->read, trace->reader, trace->reading_block));
   if (how == kStores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
     trace->writer = self, trace->written = epoch, trace->shown = threads[current].shown;
     return;
   }
   trace->reading_group = trace->reader == kNobody || trace->reading_group == group ? group : kSeveral;
+  trace->reading_block = !meets || trace->reading_block == block ? block : -2;
   const int several = is_near(trace->reader) ? kSeveral - 1 - self / kWarp : kSeveral;
   trace->reader = meets ? several : self;
   trace->read = epoch;
@@ -355,12 +411,22 @@ static void pend(const char *address, int32_t bytes, int by) {
   for (int each = 0; region != NULL && each < bytes; each++) region->traces[address - region->start + each].pending += by;
 }
 
+// Shared memory of another block is there once all blocks have begun, and until one of its threads has ended.
+static void check_block(int other, int site) {
+  if (other == rank()) return;
+  if (threads[current].passed == 0) forbid(site, "reaches a block that may not have begun", other);
+  for (int each = other * of_block(); each < (other + 1) * of_block(); each++) {
+    if (threads[each].state == kEnded) forbid(site, "reaches a block that may have ended", other);
+  }
+}
+
 // A load, a store or an update is about to be.
 void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
   if ((uintptr_t)address % (uintptr_t)alignment) forbid(site, "an address that is not aligned", alignment);
   const Region *region = region_of(address, bytes);
   if (region != NULL) {
-    const int is_shared = region - launch.regions < launch.shared_regions;
+    const int number = (int)(region - launch.regions), is_shared = number < launch.shared_regions;
+    if (is_shared) check_block(number / (launch.shared_regions / launch.cluster), site);
     for (int64_t each = address - region->start, last = each + bytes; each < last; each++) {
       note(&region->traces[each], site, (enum Touch)how, is_shared, each);
     }
@@ -499,7 +565,7 @@ static void read_chunk(char *chunk, int32_t site) {
   if (region != &launch.regions[0]) forbid(site, "an operand that is not in shared memory", 0);
   for (int each = 0; each < 16; each++) {
     Trace *trace = &region->traces[chunk - region->start + each];
-    const Thread *writer = &threads[trace->writer % (launch.x * launch.y)];
+    const Thread *writer = &threads[trace->writer - first_block * of_block()];
     if (writer->shown <= trace->shown) forbid(site, "products read what is not shown to them", chunk - region->start);
     trace->multiplied++;
   }
@@ -586,19 +652,20 @@ static void forget(int first, int end) {
   for (int number = first; number < end; number++) {
     Region *region = &launch.regions[number];
     for (int64_t each = 0; each < region->bytes; each++) {
-      region->traces[each] = (Trace){kNobody, kNobody, kNobody, 0, 0, 0, {0, 0}, {0, 0}};
+      region->traces[each] = (Trace){kNobody, kNobody, kNobody, kNobody, 0, 0, 0, {0, 0, 0}, {0, 0, 0}};
     }
   }
 }
 
-static enum Status run_block(void) {
-  const int count = launch.x * launch.y;
-  memset(launch.shared, 0xC9, (size_t)launch.shared_bytes);
+// The blocks of a cluster.
+static enum Status run_cluster(void) {
+  const int count = launch.cluster * of_block();
+  memset(launch.shared, 0xC9, (size_t)(launch.cluster * launch.shared_bytes));
   forget(0, launch.shared_regions);
-  ready_count = count;
+  ready_count = count, arrivals = phase = 0;
   for (int each = 0; each < count; each++) {
     threads[each].state = kRuns;
-    threads[each].epoch = threads[each].block_epoch = 0;
+    threads[each].epoch = threads[each].block_epoch = threads[each].arrived = threads[each].passed = 0;
     threads[each].copy_count = threads[each].group = threads[each].read_count = 0;
     threads[each].products = threads[each].waited = threads[each].is_open = threads[each].is_put = 0;
     threads[each].version = threads[each].shown = 0;
@@ -614,7 +681,8 @@ static enum Status run_block(void) {
 
 int32_t card_launch(const Launch *given) {
   if (stacks == NULL) {
-    stacks = mmap(NULL, (size_t)kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    stacks = mmap(NULL, (size_t)kMostThreads * kStack, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) abort();
   }
   launch = *given;
@@ -622,9 +690,9 @@ int32_t card_launch(const Launch *given) {
   message[0] = '\0';
   forget(launch.shared_regions, launch.region_count);
   const int backwards = (int)draw(2);
-  for (int number = 0; number < launch.blocks; number++) {
-    block = backwards ? launch.blocks - 1 - number : number;
-    const enum Status status = run_block();
+  for (int number = 0; number < launch.blocks; number += launch.cluster) {
+    first_block = backwards ? launch.blocks - launch.cluster - number : number;
+    const enum Status status = run_cluster();
     if (status == kOk) continue;
     for (int each = 0; each < kMostThreads; each++) threads[each].started &= threads[each].state == kEnded;
     return status;
@@ -646,7 +714,7 @@ int64_t card_call(const Function *function, void **buffers, const int64_t *sizes
   Launch here = function->launch;
   const int64_t blocks = (end - 1) / function->per_block + 1;
   here.entry = entry, here.parameters = parameters;
-  here.blocks = (int32_t)(blocks < 3 ? blocks : 3), here.seed = ++calls;
+  here.blocks = (int32_t)(blocks < 3 ? blocks : 3) * here.cluster, here.seed = ++calls;
   const int32_t status = card_launch(&here);
   if (status <= kAsserted) return status;
   fprintf(stderr, "simulated card: status %d: %s\n", status, message);

@@ -203,7 +203,8 @@ class Target:
         no other thread is seen in the middle of; of a half type on two neighbours. With any, kernels may combine values
         with elements in any order.
     neighbour_sums: those of which that is so of 16 bytes of neighbours at a time, each sum one of its own.
-    processors: multiprocessors of a card; 0: threads that share nothing but memory.
+    processors: multiprocessors of a card; 0: threads that share nothing but memory. cluster: blocks of a card that may
+        be one group of threads, at most; 1: it has no clusters.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
     """
@@ -289,6 +290,7 @@ class Target:
     atomics: frozenset[DType] = frozenset()
     neighbour_sums: frozenset[DType] = frozenset()
     processors: int = 0
+    cluster: int = 1
     templates: bool = True
 
     def relaxed(self) -> Target:

@@ -8,11 +8,13 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+from lampwork.codegen.gpu.cluster import ClusterWriter
 from lampwork.codegen.gpu.updates import add_half, add_neighbours
-from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter, GridWriter
+from lampwork.codegen.gpu.writer import NOTHING, Carried, GridEmitter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.codegen.llvm.convert import convert
 from lampwork.codegen.llvm.emit import STREAM
@@ -117,13 +119,15 @@ def c_string(module: Module, text: str) -> str:
     return f"addrspacecast (ptr addrspace(1) {name} to ptr)"
 
 
-class DeviceWriter(GridWriter):
+class DeviceWriter(ClusterWriter):
     """One kernel as a function of the device. What cards of other makers differ in, they override."""
 
     def __init__(self, module: Module, grid: Grid, target: Target) -> None:
         super().__init__(module, grid, target)
         self._wide = True
         self._alone = False  # whether threads want the registers that there are if a block is alone
+        # Of a row's last turn, which not all threads have: whether this one does.
+        self._inside: Value | None = None
 
     def _emitter(self, written: frozenset[str]) -> GridEmitter:
         emitter = DeviceEmitter(self.b, written=written, error_flag="")
@@ -167,9 +171,12 @@ class DeviceWriter(GridWriter):
 
     def _head(self, name: str) -> str:
         """The line that the function begins with, up to its body."""
-        threads = self.grid.threads * self.grid.groups
+        x, y = self.grid.block
         alone = ' "nvvm.minctasm"="1"' if self._alone else ""
-        return f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{threads}"{alone}'
+        clusters = ' "nvvm.cluster_dim"="0"' if self._is_cluster else ""  # as a launch says
+        return (
+            f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{x * y}"{alone}{clusters}'
+        )
 
     def _for_both(self, buffers: Sequence[str], env: Env) -> None:
         """The code for aligned buffers, and that for others."""
@@ -192,7 +199,7 @@ class DeviceWriter(GridWriter):
     def _blocks(self, env: Env) -> None:
         """The iterations of a group, or of the thread of a flat kernel."""
         b, grid, loop = self.b, self.grid, parallel_loop(self.kernel)
-        thread, block, blocks = (self._register(name) for name in ("tid.x", "ctaid.x", "nctaid.x"))
+        thread, (block, blocks) = self._thread(), self._block()
         extent = Value("%extent", "i64")
         if grid.is_flat:
             position, total = b.add(b.mul(block, grid.groups), thread), b.mul(blocks, grid.groups)
@@ -210,8 +217,34 @@ class DeviceWriter(GridWriter):
         self._device.kept = self._kept(loop)
         first = b.add(b.mul(block, grid.groups), self._register("tid.y")) if grid.groups > 1 else block
         step = b.mul(blocks, grid.groups)
+        if self._is_cluster:
+            self._begin_cluster()
         with Stride(b, first, step, extent) as index:
             self.iteration(loop, index, 1, env)
+        if self._is_cluster:
+            self._end_cluster()
+
+    def _block(self) -> tuple[Value, Value]:
+        """The number of the block or cluster, and how many there are."""
+        if self._is_cluster:
+            return self._register("clusterid.x"), self._register("nclusterid.x")
+        return self._register("ctaid.x"), self._register("nctaid.x")
+
+    def _thread(self) -> Value:
+        """The number of the thread in its group."""
+        return self._thread_of_cluster() if self._is_cluster else self._register("tid.x")
+
+    @contextmanager
+    def _where(self, condition: Value) -> Generator[None]:
+        """Code that the threads run where the condition holds."""
+        b = self.b
+        inside, done = b.new_label("inside"), b.new_label("past")
+        b.branch_if(condition, inside, done)
+        b.start(inside)
+        with b.scope():
+            yield
+        b.branch(done)
+        b.start(done)
 
     def _turns_of_blocks(
         self, loop: Loop | None, block: Value, thread: Value, blocks: Value, env: Env
@@ -265,6 +298,9 @@ class DeviceWriter(GridWriter):
         if isinstance(stmt, Store) and stmt.buffer.name in self._device.kept:
             self._device.keep(stmt, env)
             return env
+        if isinstance(stmt, Store) and self._inside is not None:
+            with self._where(self._inside):
+                return super()._statement(stmt, env)
         return super()._statement(stmt, env)
 
     def _register(self, name: str) -> Value:
@@ -297,7 +333,9 @@ class DeviceWriter(GridWriter):
     # --- groups -------------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        if self.grid.threads > WARP:
+        if self._is_cluster:
+            self._wait_for_cluster()
+        elif self.grid.threads > WARP:
             self._wait_for_block()
         elif self.grid.threads > 1:
             self._wait_for_lanes()
@@ -325,7 +363,7 @@ class DeviceWriter(GridWriter):
     def first_thread(self, store: Store, env: Env) -> None:
         b = self.b
         inside, done = b.new_label("first"), b.new_label("after")
-        b.branch_if(b.cmp("eq", self._register("tid.x"), 0), inside, done)
+        b.branch_if(b.cmp("eq", self._thread(), 0), inside, done)
         b.start(inside)
         with b.scope():
             self.emitter.write(store, env)
@@ -336,14 +374,22 @@ class DeviceWriter(GridWriter):
         self, axis: str, end: Value, lanes: int, env: Env, turn: Turn, carried: Carried = NOTHING
     ) -> list[Value]:
         b, threads = self.b, self.grid.threads
-        thread = self._register("tid.x")
+        thread = self._thread()
         whole, state = b.const(0, "i64"), carried.initial(lanes)
         if (turns := self._turns(end, lanes)) is not None:
             # One after the other: what a thread has read once is at hand in later loops over the same elements.
             inner = self.vectorized(env, axis, lanes, lanes)
             for number in range(turns):
                 index = b.add(b.mul(thread, lanes), number * threads * lanes)
-                state = turn(inner.with_index(axis, index), state)
+                if (number + 1) * threads * lanes > int(end.text):
+                    # The threads that are past the end do the last elements once more, and leave their results.
+                    self._inside = b.cmp("lt", index, end)
+                    last = b.intrinsic("smin", index, b.sub(end, lanes))
+                    after = turn(inner.with_index(axis, last), state)
+                    state = [b.select(self._inside, *each) for each in zip(after, state, strict=True)]
+                    self._inside = None
+                else:
+                    state = turn(inner.with_index(axis, index), state)
             return carried.narrow(state) if lanes > 1 else state
         if lanes > 1:
             whole = self._multiple(end, lanes)
@@ -368,22 +414,27 @@ class DeviceWriter(GridWriter):
         return loop.results
 
     def _turns(self, end: Value, lanes: int) -> int | None:
-        """How many turns each thread has, if all have as many, and few."""
+        """How many turns each thread has, if all have as many, and few; of a cluster, whose rows are kept, as many as
+        there are, the last of some threads."""
         if not end.const:
             return None
+        if self.grid.cluster > 1:
+            return -(-int(end.text) // (self.grid.threads * lanes))
         turns, rest = divmod(int(end.text), self.grid.threads * lanes)
         return turns if rest == 0 and 0 < turns <= TURNS and turns * lanes <= MOST_VALUES else None
 
     def across_group(self, reductions: Sequence[Reduction], states: Sequence[State]) -> list[State]:
-        threads = self.grid.threads
+        threads = self.grid.block[0]
         merged = [
             self._across_lanes(r, state, min(threads, WARP))
             for r, state in zip(reductions, states, strict=True)
         ]
-        if threads <= WARP:
-            self.barrier()
-            return merged
-        return self._across_warps(reductions, merged, threads // WARP)
+        if threads > WARP:
+            merged = self._across_warps(reductions, merged, threads // WARP)
+        if self._is_cluster:
+            return self._across_blocks(reductions, merged)
+        self.barrier()
+        return merged
 
     def _across_lanes(self, reduction: Reduction, state: State, lanes: int) -> State:
         """A state merged with those of the neighbours, at a distance of 16, 8, ... lanes."""
@@ -467,14 +518,21 @@ class DeviceWriter(GridWriter):
         values = [value for state in states for value in state]
         rooms = [self._room(number, value.dtype, warps) for number, value in enumerate(values)]
         self._leave(rooms, values, b.cmp("eq", lane, 0), warp)
-        self.barrier()
-        mine = b.and_(lane, warps - 1)
+        self._wait_for_block()
+        return self._from_rooms(reductions, states, rooms, warps)
+
+    def _from_rooms(
+        self, reductions: Sequence[Reduction], states: Sequence[State], rooms: Sequence[str], count: int
+    ) -> list[State]:
+        """The states of which `count` lie in rooms, side by side, merged; `states`: of this thread, as they are."""
+        b = self.b
+        mine = b.and_(b.and_(self._register("tid.x"), WARP - 1), count - 1)
+        values = [value for state in states for value in state]
         taken = [self._take(room, value.dtype, mine) for room, value in zip(rooms, values, strict=True)]
         found: list[State] = []
         for reduction, state in zip(reductions, states, strict=True):
             part, taken = taken[: len(state)], taken[len(state) :]
-            found.append(self._across_lanes(reduction, part, warps))
-        self.barrier()
+            found.append(self._across_lanes(reduction, part, count))
         return found
 
     def _leave(self, rooms: Sequence[str], values: Sequence[Value], condition: Value, place: Value) -> None:
@@ -485,10 +543,14 @@ class DeviceWriter(GridWriter):
         b.start(inside)
         with b.scope():
             for room, value in zip(rooms, values, strict=True):
-                wide = b.convert("zext", value, "u8") if value.dtype == "bool" else value
-                b.line(f"store {wide.type} {wide.text}, ptr {b.element(room, value.dtype, place).text}")
+                self._put(room, value, place)
         b.branch(done)
         b.start(done)
+
+    def _put(self, room: str, value: Value, place: Value) -> None:
+        b = self.b
+        wide = b.convert("zext", value, "u8") if value.dtype == "bool" else value
+        b.line(f"store {wide.type} {wide.text}, ptr {b.element(room, value.dtype, place).text}")
 
     def _take(self, room: str, dtype: DType, place: Value) -> Value:
         b = self.b
@@ -497,9 +559,9 @@ class DeviceWriter(GridWriter):
             return b.cmp("ne", b.emit(f"load i8, ptr {address}", "u8", 1, pure=False), 0)
         return b.emit(f"load {REGISTER[dtype]}, ptr {address}", dtype, 1, pure=False)
 
-    def _room(self, number: int, dtype: DType, warps: int) -> str:
-        """Shared memory for a value of each warp."""
-        name = f"@{self._identifier}_slot{number}_{dtype}"
+    def _room(self, number: int, dtype: DType, warps: int, of: str = "slot") -> str:
+        """Shared memory for a value of each warp, or of what `of` says."""
+        name = f"@{self._identifier}_{of}{number}_{dtype}"
         self.module.declare(
             name, f"{name} = internal addrspace(3) global [{warps} x {memory_type(dtype)}] poison, align 8"
         )

@@ -149,7 +149,7 @@ class GpuGenerator:
 
     def _start(self, kernel: Kernel, hints: Mapping[str, int], batch: Batch) -> Callable[[], Function]:
         grid = on_grid(kernel, hints, self.target.neighbour_sums)
-        key = (structure(grid.kernel), grid.threads, grid.groups, grid.lanes, grid.turns)
+        key = (structure(grid.kernel), grid.threads, grid.groups, grid.lanes, grid.turns, grid.cluster)
         with self._lock:
             known = self._known.get(key)
         if known is not None:
@@ -200,8 +200,8 @@ class GpuGenerator:
 
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
         handle: Any = pending.result()
-        block = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
-        return DeviceFunction(handle, block, grid.per_block, as_index(grid.shared_bytes))
+        shared = as_index(grid.shared_bytes)
+        return DeviceFunction(handle, grid.block, grid.per_block, shared, grid.cluster)
 
     def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction | DeviceRows:
         name, grid = KernelName.of(kernel), on_grid(kernel)

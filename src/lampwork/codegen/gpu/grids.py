@@ -13,4 +13,5 @@ def grid_key(kernel: Kernel, hints: Mapping[str, int]) -> str:
     """Equal for kernels that are the same but for names, in every process. Sizes that stay open count with the value of
     the call at hand, and as open."""
     sizes = tuple(hints.get(size) for size in kernel.sizes)
-    return hashlib.sha256(repr((structure(kernel), sizes)).encode()).hexdigest()[:32]
+    clusters = () if kernel.cluster == 1 else (kernel.cluster,)
+    return hashlib.sha256(repr((structure(kernel), sizes, *clusters)).encode()).hexdigest()[:32]

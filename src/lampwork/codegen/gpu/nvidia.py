@@ -12,10 +12,14 @@ from lampwork.codegen.llvm.builder import Builder, Value
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.errors import CodegenError
+from lampwork.loops.ir.grid import PORTABLE
 from lampwork.loops.ir.nodes import DType
 from lampwork.standard import functools
 
 OLDEST = 70
+CLUSTERS = 90  # the first that has them
+LARGE_CLUSTERS = frozenset({90, 100, 103})  # whose clusters may have 16 blocks, on most cards
+FEW_PROCESSORS = 16  # below which a part of a card may be too small for a cluster
 _KNOWN = (70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
 _ATOMICS: frozenset[DType] = frozenset({"f64", "f32", "f16", "bf16", "i64", "i32"})
 PTX = {
@@ -106,7 +110,14 @@ def describe(capability: int, processors: int = 108) -> GpuTarget:
         convolved_last=frozenset({"f16", "bf16", "f32"} if known >= 80 else {"f16"}),
         capability=known,
         processors=processors,
+        cluster=_cluster(known, processors),
     )
+
+
+def _cluster(capability: int, processors: int) -> int:
+    if capability < CLUSTERS or processors < FEW_PROCESSORS:
+        return 1
+    return 2 * PORTABLE if capability in LARGE_CLUSTERS else PORTABLE
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from lampwork.loops.fusion.align import Domain
 from lampwork.loops.ir.addresses import ITEM_BYTES, offset_of, stride_of
 from lampwork.loops.ir.definitions import domain, extents_of, points
 from lampwork.loops.ir.expr import loads
+from lampwork.loops.ir.grid import HELD, PORTABLE, REGISTER
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Definition, Load, Map, Reduce
@@ -63,7 +64,28 @@ class Layout:
             return ""
         if rows >= self._machine.least_items and not self.rows_side_by_side(group.rows, members):
             return ""
+        if self._are_held(group, members):
+            return ""
         return f"only {rows} rows of {inner} points, too few for the threads"
+
+    def _are_held(self, group: Domain, members: Sequence[Map | Reduce]) -> bool:
+        """Whether clusters of blocks can hold such rows, of all that several definitions read along them
+        (schedule/clusters.py)."""
+        if self._machine.cluster <= 1 or self.rows_side_by_side(group.rows, members):
+            return False
+        names = {axis.name for axis in group.rows}
+        lengths = [
+            points(axis for axis in domain(member) if axis.name not in names).as_int() for member in members
+        ]
+        readers: dict[str, int] = {}
+        for member in members:
+            along = [load for load in loads(member.value) if not _index_names(load) <= names]
+            if any(ITEM_BYTES[load.dtype] > REGISTER for load in along):
+                return False
+            for name in {load.buffer.name for load in along} - {each.out.name for each in members}:
+                readers[name] = readers.get(name, 0) + 1
+        shared = sum(number > 1 for number in readers.values())
+        return all(length is not None and length * max(shared, 1) <= PORTABLE * HELD for length in lengths)
 
     def deep_columns(self, group: Domain, definition: Map | Reduce, members: Sequence[Map | Reduce]) -> str:
         """Why a definition should not go down the columns that reductions have gone down: where these lie side by side
@@ -139,3 +161,8 @@ def _are_sums(members: Sequence[Map | Reduce]) -> bool:
 def _is_deep(member: Map | Reduce, rows: Set[str]) -> bool:
     """Whether it has a value for each point of a row."""
     return isinstance(member, Map) and any(axis.name not in rows for axis in member.axes)
+
+
+def _index_names(load: Load) -> frozenset[str]:
+    """The loop variables that a load's place depends on."""
+    return frozenset(name for index in load.index for name in index.variables())

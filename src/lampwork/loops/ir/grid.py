@@ -8,6 +8,9 @@ there are threads; a Store outside of vector loops is made by the first thread, 
 Scratch belongs to the group, in shared memory; that of a flat kernel to the block, and each iteration has places of its
 own in it. A `Barrier` stands wherever a thread might otherwise miss what another
 wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too.
+
+A group may be the threads of several blocks, which are a *cluster* then: they run at the same time, and wait for each
+other as the threads of a block do.
 """
 
 from __future__ import annotations
@@ -47,6 +50,14 @@ MOST_CONFLICTS = 2
 of 8 bytes anyway."""
 
 
+PORTABLE = 8
+"""Blocks of a cluster that every card runs which has clusters."""
+REGISTER = 4
+"""Bytes of one; larger elements are not held."""
+HELD = 1 << 15
+"""Elements of a row that the registers of a block hold, at most: 32 of each of 1024 threads."""
+
+
 @record
 class Grid:
     """A kernel with its barriers, and how it lies on a grid.
@@ -55,6 +66,7 @@ class Grid:
     iterations that the thread of a flat kernel takes at a time, or turns of shared loops that another's does at most.
     sums: the dtypes of which a thread adds several neighbours to memory by one instruction. turns: of a thread of a
     flat kernel, of so many lanes each, whose loads are on the way together; whole blocks of them are all there is.
+    cluster: blocks that are one group together.
     """
 
     kernel: Kernel
@@ -63,14 +75,20 @@ class Grid:
     lanes: int = 1
     sums: frozenset[DType] = NONE
     turns: int = 1
+    cluster: int = 1
 
     @property
     def is_flat(self) -> bool:
         return self.threads == 1
 
     @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a block along x and y."""
+        return (self.groups, 1) if self.is_flat else (self.threads // self.cluster, self.groups)
+
+    @property
     def per_block(self) -> int:
-        """Iterations of the parallel loop that a block takes at a time."""
+        """Iterations of the parallel loop that a block takes at a time, or a cluster."""
         return self.groups * self.lanes * self.turns if self.is_flat else self.groups
 
     def lanes_of(self, loop: Shared) -> int:

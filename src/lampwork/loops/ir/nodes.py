@@ -567,6 +567,7 @@ class Kernel(Node):
     sizes: the names of the symbols.
     body: one parallel loop, or statements without one.
     variant: how it lies on a grid, by the name that `schedule.grid` reads; "": as its model says.
+    cluster: blocks of a card that may be one group of threads, at most (schedule/clusters.py); 1: a block is.
     """
 
     name: str
@@ -576,3 +577,4 @@ class Kernel(Node):
     body: tuple[Stmt, ...]
     origin: str = field(default="", compare=False)
     variant: str = ""
+    cluster: int = 1

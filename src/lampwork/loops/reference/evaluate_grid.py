@@ -1,5 +1,8 @@
 """A slow interpreter of kernels on a grid, thread by thread: the reference for barriers and shared memory.
 
+The blocks of a cluster are one group of threads here: how they send each other what they found, and wait for each
+other in two steps, is not seen.
+
 Each thread runs the body on its own up to the next barrier, in an order drawn by chance. It is kept who read and wrote
 what: a thread that reads or writes what another one wrote since the last barrier, or writes what another read, is an
 error, whatever the values are; and so is that of another group, barrier or not.
@@ -173,7 +176,8 @@ class _Run:
             self._check(waits)
             if waits[0] is None:
                 return
-            results, started = _across([wait for wait in waits if wait is not None]), True
+            results = _across([wait for wait in waits if wait is not None], self.grid.cluster)
+            started = True
             if waits[0].orders:
                 traces.found.clear()
 
@@ -350,13 +354,15 @@ class _Thread(KernelRun):
 # --- reductions across a group ----------------------------------------------------------------------------------------
 
 
-def _across(waits: Sequence[_Wait]) -> list[Results]:
+def _across(waits: Sequence[_Wait], cluster: int) -> list[Results]:
     """What each thread has after a wait: its reductions, merged as the device merges them."""
     reducers = waits[0].reducers
     if waits[0].scans:
         prefixes, total = _prefixes(reducers[0], [wait.states[0][0] for wait in waits])
         return [{"up to here": prefixes[n], "in all": total} for n in range(len(waits))]
-    merged = [_merged(reducer, [wait.states[n] for wait in waits]) for n, reducer in enumerate(reducers)]
+    merged = [
+        _merged(reducer, [wait.states[n] for wait in waits], cluster) for n, reducer in enumerate(reducers)
+    ]
     return [_results(reducers, [(value[n], where[n]) for value, where in merged]) for n in range(len(waits))]
 
 
@@ -368,15 +374,19 @@ def _results(reducers: Sequence[Reducer], states: Sequence[State]) -> Results:
     }
 
 
-def _merged(reducer: Reducer, states: Sequence[State]) -> State:
-    """The states of all threads, each merged with all others: across the lanes of a warp, then across warps."""
+def _merged(reducer: Reducer, states: Sequence[State], cluster: int) -> State:
+    """The states of all threads, each merged with all others: across the lanes of a warp, then across the warps of a
+    block, then across the blocks of a cluster."""
     value, where = (np.stack([np.asarray(state[n]) for state in states]) for n in (0, 1))
-    threads = np.arange(len(states))
-    found = _across_lanes(reducer, (value, where), threads, min(len(states), WARP))
-    warps = len(states) // WARP
+    threads, block = np.arange(len(states)), len(states) // cluster
+    found = _across_lanes(reducer, (value, where), threads, min(block, WARP))
+    warps, lane = block // WARP, threads % WARP
     if warps > 1:
-        taken = (threads % WARP & warps - 1) * WARP
+        taken = threads // block * block + (lane & warps - 1) * WARP
         found = _across_lanes(reducer, (found[0][taken], found[1][taken]), threads, warps)
+    if cluster > 1:
+        taken = (lane & cluster - 1) * block
+        found = _across_lanes(reducer, (found[0][taken], found[1][taken]), threads, cluster)
     for part in found if has_position(reducer) else found[:1]:
         if not np.all((part == part[0]) | (part != part)):
             raise InvalidLoopsError(f"threads have different results of {reducer.name}")

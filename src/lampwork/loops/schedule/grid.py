@@ -34,6 +34,7 @@ from lampwork.loops.ir.nodes import (
 )
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 from lampwork.loops.ir.traverse import walk_once
+from lampwork.loops.schedule.clusters import cluster_grid, cluster_variants, is_cluster_grid
 
 BLOCK = 256  # threads of a flat kernel's block
 SMALL_BLOCK = 128  # threads of a block of several groups, about
@@ -62,14 +63,14 @@ def on_grid(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS, sums: frozenset
         return grid
     found = _VARIANT.fullmatch(kernel.variant)
     if found is not None:
-        threads, groups, lanes = map(int, found.groups())
-        varied = replace(grid, threads=threads, groups=groups, lanes=lanes, turns=1)
+        threads, groups, lanes, cluster = (int(number or 1) for number in found.groups())
+        varied = replace(grid, threads=threads, groups=groups, lanes=lanes, turns=1, cluster=cluster)
         if _is_variant(varied, grid):
             return varied
     raise CodegenError(f"there is no grid {kernel.variant!r} of kernel {kernel.name}")
 
 
-_VARIANT = re.compile(r"threads (\d{1,4}), groups (\d{1,4}), lanes (\d{1,2})")
+_VARIANT = re.compile(r"threads (\d{1,5}), groups (\d{1,4}), lanes (\d{1,2})(?:, clusters of (\d{1,2}))?")
 
 
 def grid_variants(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> list[str]:
@@ -77,7 +78,9 @@ def grid_variants(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> list[s
     up a block."""
     grid = _by_model(kernel, hints, NONE)
     wide = replace(grid, lanes=_most_lanes(grid), turns=1)
-    if grid.is_flat:
+    if grid.cluster > 1:
+        found = cluster_variants(grid)
+    elif grid.is_flat:
         found = [
             replace(wide, lanes=lanes, groups=groups)
             for lanes in (wide.lanes, 4, 2, 1)
@@ -98,11 +101,14 @@ def grid_variants(kernel: Kernel, hints: Mapping[str, int] = NO_HINTS) -> list[s
 
 
 def _grid_name(grid: Grid) -> str:
-    return f"threads {grid.threads}, groups {grid.groups}, lanes {grid.lanes}"
+    clusters = f", clusters of {grid.cluster}" if grid.cluster > 1 else ""
+    return f"threads {grid.threads}, groups {grid.groups}, lanes {grid.lanes}{clusters}"
 
 
 def _is_variant(varied: Grid, grid: Grid) -> bool:
     """Whether a grid is right wherever the model's is."""
+    if max(varied.cluster, grid.cluster) > 1:
+        return grid.cluster > 1 and is_cluster_grid(varied)
     threads, groups, lanes = varied.threads, varied.groups, varied.lanes
     if not all(number > 0 and number & (number - 1) == 0 for number in (threads, groups, lanes)):
         return False
@@ -144,6 +150,8 @@ def _by_model(kernel: Kernel, hints: Mapping[str, int], sums: frozenset[DType]) 
         lanes = _flat_lanes(outer, hints)
         return Grid(kernel, 1, BLOCK, lanes, turns=1 if kernel.scratch else _flat_turns(outer, lanes))
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
+    if kernel.cluster > 1:
+        return cluster_grid(kernel, rows)
     lanes = max(lanes_of(loop, names_of(kernel.scratch), sums) for loop in loops)
     several = Grid(kernel, 1, 1, lanes, sums)
     threads = max(_threads(loop, several.lanes_of(loop), rows, hints) for loop in loops)

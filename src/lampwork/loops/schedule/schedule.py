@@ -29,6 +29,7 @@ from lampwork.loops.ir.nodes import Axis, Buffer, Kernel, Load, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 from lampwork.loops.ir.traverse import rewrite, walk_once
 from lampwork.loops.schedule.build_nest import build_nest
+from lampwork.loops.schedule.clusters import on_clusters, whole_rows
 from lampwork.loops.schedule.column_blocks import column_blocks
 from lampwork.loops.schedule.emit_nest import emit_phase
 from lampwork.loops.schedule.nest import Item, Nest, Phase
@@ -63,11 +64,19 @@ def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int]
         return [schedule_scan(group, name, machine, hints)]
     if group.kind not in ("pointwise", "rows"):
         raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
+    clustered = _by_clusters(group, name, machine, hints)
+    if clustered is not None:
+        return [clustered]
     stages = split_rows(group, name, machine) or split_reduction(group, name, machine, hints)
     if len(stages) == 1:
         return [_schedule_nest(group, name, machine, hints)]
     names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
     return [_schedule_nest(stage, each, machine, hints) for stage, each in zip(stages, names, strict=True)]
+
+
+def _by_clusters(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel | None:
+    whole = whole_rows(group, machine)
+    return None if whole is None else on_clusters(_schedule_nest(whole, name, machine, hints), machine, hints)
 
 
 def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel:

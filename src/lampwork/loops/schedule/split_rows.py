@@ -31,17 +31,17 @@ PIECE = 8192
 def split_rows(group: Group, name: str, machine: Machine) -> list[Group] | None:
     """The groups of the steps; None for rows that are short, or enough for the multiprocessors."""
     rows, count = points(group.rows).as_int(), machine.processors
-    if group.kind != "rows" or not count or rows is None or rows >= count * 3 // 4:
+    if group.kind != "rows" or not count or rows is None or not _are_few(rows, machine):
         return None
-    definitions = _by_themselves(group)
+    definitions = by_themselves(group)
     if definitions is None:
         return None
-    domains = {frozenset(_inner(each, group.rows)) for each in definitions} - {frozenset()}
+    domains = {frozenset(inner_axes(each, group.rows)) for each in definitions} - {frozenset()}
     if len(domains) != 1 or any(isinstance(each, Reduce) and not each.over for each in definitions):
         return None
-    inner = next(_inner(each, group.rows) for each in definitions if _inner(each, group.rows))
+    inner = next(inner_axes(each, group.rows) for each in definitions if inner_axes(each, group.rows))
     size, length = points(inner).as_int(), inner[0].extent.as_int()
-    if size is None or length is None or size < 2 * PIECE or rows * size < 4 * machine.kernel_work:
+    if size is None or length is None or not is_few(rows, size, machine):
         return None
     wanted = size // PIECE
     pieces = next((n for n in range(wanted, max(wanted // 4, 1), -1) if length % n == 0), None)
@@ -51,11 +51,21 @@ def split_rows(group: Group, name: str, machine: Machine) -> list[Group] | None:
     return steps.groups(definitions)
 
 
-def _inner(each: Map | Reduce, rows: Sequence[Axis]) -> tuple[Axis, ...]:
+def _are_few(rows: int, machine: Machine) -> bool:
+    return rows < machine.processors * 3 // 4
+
+
+def is_few(rows: int, size: int, machine: Machine) -> bool:
+    """Whether rows of so many elements are so few that they leave multiprocessors idle, and so long that it matters."""
+    return _are_few(rows, machine) and size >= 2 * PIECE and rows * size >= 4 * machine.kernel_work
+
+
+def inner_axes(each: Map | Reduce, rows: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The axes of a definition within a row."""
     return each.over if isinstance(each, Reduce) else tuple(axis for axis in each.axes if axis not in rows)
 
 
-def _by_themselves(group: Group) -> list[Map | Reduce] | None:
+def by_themselves(group: Group) -> list[Map | Reduce] | None:
     """The definitions, each with the values of points that it reads of others computed where it reads them; None if
     they cannot be."""
     found: list[Definition] = list(group.definitions)
