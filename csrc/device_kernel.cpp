@@ -261,7 +261,8 @@ void DeviceKernel::explain(const Driver& driver, int device, const LaunchShape& 
     throw_driver_error(failure.step == Step::Cluster
                            ? name_of(device) + ", of compute capability " + capability() + ", has no clusters, of " +
                                  blocks + " of " + kernel
-                           : name_of(device) + " has no room for a cluster of " + blocks + " of " + kernel + ": " + error,
+                           : name_of(device) + " has no room for a cluster of " + blocks + " of " + kernel + ": " +
+                                 error,
                        "Report this, with the program that was compiled.");
   }
   if (failure.error == kOutOfMemory) {
@@ -299,11 +300,12 @@ CUresult DeviceKernel::launch(Loaded& kernel, const LaunchShape& shape, int64_t 
                               void** parameters) {
   if (captures) kernel.captured.store(true, std::memory_order_relaxed);
   const int64_t most = std::numeric_limits<int32_t>::max() / shape.cluster;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((extent - 1) / shape.per_block + 1, most) * shape.cluster);
+  const int64_t clusters = std::min<int64_t>((extent - 1) / shape.per_block + 1, most);
+  const auto blocks = static_cast<unsigned>(clusters * shape.cluster);
   const Driver& driver = Driver::opened();
   if (shape.cluster > 1) {
-    const ClusterLaunch clusters(shape, blocks, stream);
-    return driver.launch_config(&clusters.config, kernel.function, parameters, nullptr);
+    const ClusterLaunch launch(shape, blocks, stream);
+    return driver.launch_config(&launch.config, kernel.function, parameters, nullptr);
   }
   return driver.launch(kernel.function, blocks, 1, 1, shape.block[0], shape.block[1], 1, shape.shared, stream,
                        parameters, nullptr);
@@ -394,7 +396,9 @@ PyObject* kernel_time_launches(PyObject* self, PyObject* args) {
     error = DeviceKernel::launch(loaded, shape, 1, reinterpret_cast<CUstream>(stream), false, parameters.data());
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  if (error != kSuccess) throw_driver_error("kernel '" + kernel.name() + "' could not be launched: " + driver.describe(error), "");
+  if (error != kSuccess) {
+    throw_driver_error("kernel '" + kernel.name() + "' could not be launched: " + driver.describe(error), "");
+  }
   return PyFloat_FromDouble(took.count());
   END_HANDLE_TH_ERRORS
 }
