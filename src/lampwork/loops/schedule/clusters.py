@@ -31,7 +31,9 @@ from lampwork.loops.ir.grid import (
 from lampwork.loops.ir.kernel import parallel_extent
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Expr, Kernel, Let, Load, Local, Loop, Map, Op, Reduce, ReduceLoop, Store
+from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.symbols import likely
+from lampwork.loops.ir.traverse import walk_once
 from lampwork.loops.schedule.split_rows import PIECE, by_themselves, inner_axes, is_few
 from lampwork.records import record
 
@@ -40,13 +42,14 @@ LEAST_THREADS = 256
 MOST_VALUES = 64  # elements of a thread: they are written out
 FEW_VALUES = 16  # elements of a thread, up to which smaller blocks are as good
 LEAST_VALUES = 8  # elements of a thread, which pay for what threads do together
+MOST_WORK = 40  # operations for an element, in additions, beside which registers hold so many
 FEW_BLOCKS = 128  # that a card runs at a time, about
 
 
 @record
 class HeldRow:
     """A row that is kept in registers. lanes: neighbours that a thread takes at a time. registers: for each element
-    that a thread keeps, at most."""
+    that a thread keeps, at most, and several times as many where arithmetic needs them."""
 
     length: int
     lanes: int
@@ -115,6 +118,8 @@ def held_row(kernel: Kernel) -> HeldRow | None:
     length, lanes = loops[0].axis.extent.as_int(), min(map(lanes_of, loops))
     if not registers or not length or any(loop.axis != loops[0].axis for loop in loops):
         return None
+    if max(map(_work, loops)) > MOST_WORK:
+        registers *= 3
     return HeldRow(length, lanes if length % lanes == 0 else 1, registers)
 
 
@@ -124,6 +129,11 @@ def _is_plain(loop: Shared) -> bool:
     if isinstance(loop, ReduceLoop) and loop.position is not None:
         return False
     return all(isinstance(s, Let) or (isinstance(s, Store) and s.combine is None) for s in loop.body)
+
+
+def _work(loop: Loop | ReduceLoop) -> int:
+    """The operations for an element."""
+    return sum(OPS[part.name].cost for part in walk_once(loop) if isinstance(part, Op))
 
 
 def _inside(stmt: object) -> Sequence[object]:
@@ -239,7 +249,11 @@ def cluster_grid(kernel: Kernel, rows: int) -> Grid:
     ):
         blocks *= 2
     threads = THREADS
-    while threads > LEAST_THREADS and row.values(blocks * threads // 2) <= FEW_VALUES:
+    while (
+        threads > LEAST_THREADS
+        and row.values(blocks * threads // 2) <= FEW_VALUES
+        and row.fits(blocks, threads // 2)
+    ):
         threads //= 2
     return Grid(kernel, blocks * threads, 1, row.lanes, cluster=blocks)
 
