@@ -81,6 +81,8 @@ class _Launch(ctypes.Structure):
         ("shared_regions", ctypes.c_int32),
         ("is_open", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
+        ("counters", ctypes.c_void_p),
+        ("counter_count", ctypes.c_int64),
     )
 
 
@@ -112,7 +114,9 @@ QUOTIENT = re.compile(r"call float @llvm\.nvvm\.div\.(?:full|approx\.ftz\.f)\((f
 REGISTER = re.compile(r"@llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w+)\(")
 SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
-DEFINED = re.compile(r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"')
+DEFINED = re.compile(
+    r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"(?: "nvvm.minctasm"="\d+")?'
+)
 TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
 )
@@ -121,6 +125,9 @@ ADD_HALF = re.compile(
 )
 ATOMIC = re.compile(
     r"^\s*(?:%\w+ = )?(?:(?:load|store) atomic|atomicrmw \w+|cmpxchg) .*?ptr ([%@][\w.]+)[ ,].*, align (\d+)$"
+)
+COUNT = re.compile(
+    r'\s*(%\w+) = atomicrmw uinc_wrap ptr (%\w+), (i32 \d+) syncscope\("device"\) monotonic, align 4'
 )
 MASKED = re.compile(
     r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
@@ -164,6 +171,14 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
             continue
         if found := SLOT.match(line):
             shared.add(found[1], int(found[2]) * BYTES[found[3]])
+            continue
+        if count := COUNT.match(line):
+            lines.append(
+                f"{count[1]} = call i32 {address_of('count')}(ptr {count[2]}, {count[3]}, i32 {number})"
+            )
+            continue
+        if line.strip() == 'fence syncscope("device") acq_rel':
+            lines.append(f"call void {address_of('fence')}()")
             continue
         if atomic := ATOMIC.match(line):
             place, size = atomic.groups()
@@ -310,18 +325,19 @@ def jit() -> Jit:
 @dataclass(frozen=True)
 class Shape:
     """How a kernel is launched: threads of a block along x and y, those of a group, iterations that a block takes at a
-    time, and bytes of shared memory."""
+    time, bytes of shared memory, and counters."""
 
     x: int
     y: int
     group: int
     per_block: int
     shared: int
+    counters: int = 0
 
     @classmethod
     def of(cls, grid: Grid) -> Shape:
         x, y = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
-        return cls(x, y, grid.threads, grid.per_block, grid.shared_bytes)
+        return cls(x, y, grid.threads, grid.per_block, grid.shared_bytes, grid.counters)
 
 
 def launch_of(shape: Shape, shared: SharedMemory, memory: Sequence[tuple[int, int]]) -> _Launch:
@@ -336,7 +352,9 @@ def launch_of(shape: Shape, shared: SharedMemory, memory: Sequence[tuple[int, in
     launch.group, launch.shared, launch.shared_bytes = shape.group, shared.start, shared.bytes
     launch.regions, launch.region_count = ctypes.addressof(regions), len(places)
     launch.shared_regions = len(shared.places)
-    launch.keep = (regions, traces)
+    counters = np.zeros(shape.counters, np.uint32)
+    launch.counters, launch.counter_count = counters.ctypes.data, shape.counters
+    launch.keep = (regions, traces, counters)
     return launch
 
 
@@ -380,13 +398,14 @@ class Simulated:
         if blocks <= 0:
             return
         launch = launch_of(self.shape, self.shared, [(array.ctypes.data, array.nbytes) for array in buffers])
-        values = [*(array.ctypes.data for array in buffers), *sizes, extent]
+        values = [*(array.ctypes.data for array in buffers), *sizes, extent, launch.counters or 0]
         numbers = (ctypes.c_int64 * len(values))(*values)
         first = ctypes.addressof(numbers)
         parameters = (ctypes.c_void_p * len(values))(*[first + 8 * n for n in range(len(values))])
         launch.entry, launch.parameters = self.code.addresses["entry"], ctypes.addressof(parameters)
         launch.blocks, launch.seed = blocks, seed
         self.start(launch)
+        assert not launch.keep[-1].any(), "the kernel leaves counters that are not zero"
 
     def start(self, launch: _Launch) -> None:
         """A launch to the end.
@@ -452,7 +471,11 @@ def run_simulated(
 
 
 class _Function(ctypes.Structure):
-    _fields_ = (("launch", _Launch), *((name, ctypes.c_int32) for name in ("buffers", "sizes", "per_block")))
+    _fields_ = (
+        ("launch", _Launch),
+        *((name, ctypes.c_int32) for name in ("buffers", "sizes", "per_block")),
+        ("counters", ctypes.c_void_p),
+    )
 
 
 class SimulatingGenerator(EmulatingGenerator):
@@ -470,7 +493,8 @@ class SimulatingGenerator(EmulatingGenerator):
         here = for_this_cpu(emit_device(grid, target, f"{name}_of_card"), shared)
         launch = launch_of(Shape.of(grid), shared, ())
         launch.is_open = 1
-        function = _Function(launch, len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block)
+        given = len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block
+        function = _Function(launch, *given, launch.counters)
         self.functions.append((function, launch, shared))
         given = "ptr %buffers, ptr %sizes, i64 %begin, i64 %end"
         place = f"ptr inttoptr (i64 {ctypes.addressof(function)} to ptr)"

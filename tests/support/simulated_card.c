@@ -3,7 +3,9 @@
 // threads that wait for ones that do not come, memory that is out of reach or not aligned, shared memory that is read
 // before it is written, two threads that reach a byte with no barrier between them, one of them writing, and a byte that
 // is updated (atomically) and reached otherwise as well. What a thread copies to shared memory behind its back (cp.async)
-// is there when it has waited for it: until then nobody may reach where it goes.
+// is there when it has waited for it: until then nobody may reach where it goes. What a block stored another one may
+// reach if both counted with one counter, the one behind a fence and the other before one: barriers of the blocks carry
+// it to the fence, and from the other one on.
 #define _GNU_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -34,6 +36,7 @@ typedef struct {
   int32_t state, kind, site;
   uint32_t members, value, by, bounds;
   int32_t epoch, block_epoch;  // how many barriers it has passed, and how many of the whole block
+  int32_t fenced, counted;     // block_epoch at its last fence, 0 for none, and the counter that it counted with since
   uint32_t words[6];           // what it gives to an instruction of its warp
   float sums[4];
   union {
@@ -48,7 +51,8 @@ typedef struct {
   int32_t all, block;
 } Epoch;
 
-// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks.
+// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks. A reading group below
+// kSeveral: several of a block.
 // pending: how many copies are on their way to it.
 typedef struct {
   int32_t writer, reader, reading_group, pending;
@@ -71,15 +75,26 @@ typedef struct {
   int32_t region_count, shared_regions;
   int32_t is_open;  // whether memory outside of the regions is in reach
   uint64_t seed;
+  uint32_t *counters;
+  int64_t counter_count;
 } Launch;
 
 // A kernel that is called as a function of this CPU.
 typedef struct {
   Launch launch;
   int32_t buffers, sizes, per_block;
+  uint32_t *counters;
 } Function;
 
+// What of another block the running one sees: all that was stored before that block's barrier of this number, in the
+// thread that found it at once, and in others after the barrier that follows.
+typedef struct {
+  int32_t until, thread, since;
+} Seen;
+
 static Thread threads[kMostThreads];
+static Seen *seen;         // by block
+static int32_t *released;  // by counter and block: up to which of a block's barriers who counted knew what it stored
 static char *stacks;
 static Launch launch;
 static jmp_buf scheduler;
@@ -272,7 +287,7 @@ int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, 
     if (!is_block && !(members >> (each - first) & 1)) continue;
     threads[each].state = kRuns;
     threads[each].epoch += kind == kWarpBarrier || is_block;
-    threads[each].block_epoch += is_block;
+    threads[each].block_epoch += is_block || (count <= kWarp && members == UINT32_MAX >> (kWarp - count));
     ready[ready_count++] = each;
   }
   leave();
@@ -291,6 +306,19 @@ static int meets_since(Epoch then, int other) {
   return is_near(other) ? then.all == thread->epoch : then.block == thread->block_epoch;
 }
 
+// Whether nothing orders this thread after what a thread did then.
+static int is_unordered(Epoch then, int other, int group) {
+  const Thread *thread = &threads[current];
+  const int of_block = launch.x * launch.y, self = block * of_block + current;
+  int theirs = group < kSeveral ? kSeveral - 1 - group : group >= 0 ? group * launch.group / of_block : -1;
+  if (other >= 0) theirs = other / of_block;
+  if (group == self / launch.group) return meets_since(then, other);
+  if (theirs == block) return then.block == thread->block_epoch;
+  if (theirs < 0 || launch.counter_count == 0) return 1;
+  const Seen *known = &seen[theirs];
+  return known->until <= then.block || (known->thread != current && known->since >= thread->block_epoch);
+}
+
 static void note(Trace *trace, int site, enum Touch how, int is_shared, long long offset) {
   const int threads_of_block = launch.x * launch.y, self = block * threads_of_block + current;
   const int group = self / launch.group;
@@ -305,17 +333,21 @@ static void note(Trace *trace, int site, enum Touch how, int is_shared, long lon
   if (trace->writer == kUpdated) forbid(site, "reaches what threads update", offset);
   if (trace->writer == kNobody && how == kLoads && is_shared) forbid(site, "reads what nobody has written", offset);
   const int other_writes = trace->writer != kNobody && trace->writer != self;
-  if (other_writes && (trace->writer / launch.group != group || meets_since(trace->written, trace->writer))) {
+  if (other_writes && is_unordered(trace->written, trace->writer, trace->writer / launch.group)) {
     forbid(site, "a race with a thread that writes", offset);
   }
   const int other_reads = trace->reader != kNobody && trace->reader != self;
-  const int meets = other_reads && (trace->reading_group != group || meets_since(trace->read, trace->reader));
+  const int meets = other_reads && is_unordered(trace->read, trace->reader, trace->reading_group);
   if (how == kStores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
     trace->writer = self, trace->written = epoch;
     return;
   }
-  trace->reading_group = trace->reader == kNobody || trace->reading_group == group ? group : kSeveral;
+  if (trace->reader == kNobody) trace->reading_group = group;
+  if (trace->reading_group != group) {
+    const int before = trace->reading_group, of_group = before >= 0 ? before * launch.group / threads_of_block : -1;
+    trace->reading_group = of_group == block || before == kSeveral - 1 - block ? kSeveral - 1 - block : kSeveral;
+  }
   const int several = is_near(trace->reader) ? kSeveral - 1 - self / kWarp : kSeveral;
   trace->reader = meets ? several : self;
   trace->read = epoch;
@@ -353,6 +385,36 @@ void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, i
 
 void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
   if (is_reached) card_touch(address, bytes, alignment, site, how);
+}
+
+// What the blocks that have counted with the same counter knew is known from here on.
+void card_fence(void) {
+  Thread *self = &threads[current];
+  self->fenced = self->block_epoch;
+  if (self->counted < 0) return;
+  const int32_t *known = &released[(int64_t)self->counted * launch.blocks];
+  for (int each = 0; each < launch.blocks; each++) {
+    if (each == block || known[each] <= seen[each].until) continue;
+    seen[each] = (Seen){known[each], current, self->block_epoch};
+  }
+  self->counted = -1;
+}
+
+// The counter goes up by one, or back to zero where it has reached its limit.
+uint32_t card_count(uint32_t *counter, uint32_t limit, int32_t site) {
+  Thread *self = &threads[current];
+  const int64_t number = counter - launch.counters;
+  if (number < 0 || number >= launch.counter_count) forbid(site, "no counter", number);
+  int32_t *known = &released[number * launch.blocks];
+  if (self->fenced > known[block]) known[block] = self->fenced;
+  for (int each = 0; each < launch.blocks; each++) {
+    const int is_known = seen[each].thread == current || seen[each].since < self->fenced;
+    if (is_known && seen[each].until > known[each]) known[each] = seen[each].until;
+  }
+  self->counted = (int32_t)number, self->fenced = 0;
+  const uint32_t came = *counter;
+  *counter = came >= limit ? 0 : came + 1;
+  return came;
 }
 
 // Two halves get others added; what gets -0.0 is left alone.
@@ -439,11 +501,13 @@ static enum Status run_block(void) {
   const int count = launch.x * launch.y;
   memset(launch.shared, 0xC9, (size_t)launch.shared_bytes);
   forget(0, launch.shared_regions);
+  for (int each = 0; launch.counter_count && each < launch.blocks; each++) seen[each] = (Seen){0, -1, 0};
   ready_count = count;
   for (int each = 0; each < count; each++) {
     threads[each].state = kRuns;
     threads[each].epoch = threads[each].block_epoch = 0;
     threads[each].copy_count = threads[each].group = 0;
+    threads[each].fenced = 0, threads[each].counted = -1;
     ready[each] = each;
   }
   const enum Status status = run_ready();
@@ -463,6 +527,12 @@ int32_t card_launch(const Launch *given) {
   launch.seed = launch.seed * 2654435761u + 88172645463325252u;
   message[0] = '\0';
   forget(launch.shared_regions, launch.region_count);
+  if (launch.counter_count) {
+    free(seen), free(released);
+    seen = malloc(sizeof(Seen) * (size_t)launch.blocks);
+    released = calloc((size_t)launch.blocks * (size_t)launch.counter_count, sizeof(int32_t));
+    if (seen == NULL || released == NULL) abort();
+  }
   const int backwards = (int)draw(2);
   for (int number = 0; number < launch.blocks; number++) {
     block = backwards ? launch.blocks - 1 - number : number;
@@ -482,7 +552,8 @@ int64_t card_call(const Function *function, void **buffers, const int64_t *sizes
   int count = 0;
   for (int each = 0; each < function->buffers; each++) parameters[count++] = &buffers[each];
   for (int each = 0; each < function->sizes; each++) parameters[count++] = (void *)&sizes[each];
-  parameters[count] = &end;
+  parameters[count++] = &end;
+  parameters[count] = (void *)&function->counters;
   if (begin != 0) abort();
   if (end == 0) return kOk;
   Launch here = function->launch;

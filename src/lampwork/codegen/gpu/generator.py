@@ -190,7 +190,8 @@ class GpuGenerator:
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
         handle: Any = pending.result()
         block = (grid.groups, 1) if grid.is_flat else (grid.threads, grid.groups)
-        return DeviceFunction(handle, block, grid.per_block, as_index(grid.shared_bytes))
+        shared, counters = as_index(grid.shared_bytes), as_index(grid.counters)
+        return DeviceFunction(handle, block, grid.per_block, shared, counters=counters)
 
     def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction | DeviceRows:
         name, grid = KernelName.of(kernel), on_grid(kernel)

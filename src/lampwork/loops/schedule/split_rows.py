@@ -22,6 +22,7 @@ from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, Definition, DType, Expr, Load, Local, Map, Op, Reduce
 from lampwork.loops.ir.traverse import rewrite
+from lampwork.loops.schedule.split_reduce import reads_along
 from lampwork.records import record
 
 PIECE = 8192
@@ -123,8 +124,11 @@ class _Steps:
                 self.maps[each.out.name] = each
             else:
                 self._store(each)
-        if len(self.made) == 1 and all(part.centre is None for part in self.parts.values()):
-            return None  # each row is read once anyway, by a block
+        # What is read once anyway is worth it for rows, each of which is finished by the block that comes last to it.
+        parts = self.parts.values()
+        is_one = len(self.made) == 1 and not any(part.centre for part in parts)
+        if is_one and not (self.group.rows and all(reads_along(part.whole) for part in parts)):
+            return None
         found = [self._group(step) for step in sorted(self.made)]
         private = self.group.private
         results = {name for name in (*self.parts, *self.maps) if name not in private}
