@@ -9,7 +9,8 @@ compiler are compared with double precision on the same device; a `!` stands beh
 
 functions: device time by events, the host being ahead, inputs in turn; GB/s of the bytes that must be read and written;
     part of the bandwidth of `copy_`, measured in the same process on as many elements of the dtype.
-small: microseconds of the host for a call that waits for nothing, and until the result is there.
+small: microseconds of the host for a call that waits for nothing, and until the result is there. First what a launch
+    takes of that by the driver alone, and with memory for a result from torch's allocator: the rest of a call is ours.
 networks, training: seconds of the first call, milliseconds of a call in a loop.
 tuned: the same of BERT-base and GPT-2 by mode: default, "max-autotune" without and with CUDA graphs, winners of an
     empty store; behind a figure the seconds of the first call. Then what was measured. Only where it is asked for.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import statistics
 import tempfile
 import time
 import traceback
@@ -158,7 +160,31 @@ def function_measure(bench: Bench, function: Function) -> Callable[[Row, str], N
     return measure
 
 
+NOTHING = """.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry nothing(.param .u64 x, .param .u64 y, .param .u64 out, .param .u64 extent) { ret; }
+"""
+
+
 def small_jobs(bench: Bench) -> Iterator[Job]:
+    for name, taken in ("the driver's launch alone", 0), ("launch and memory alone", 4000):
+
+        def alone(row: Row, compiler: str, taken: int = taken) -> None:
+            if compiler != "ours" or not bench.clock.on_gpu:
+                return
+            device, stream = torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
+            kernel = lampwork._C.DeviceKernel(NOTHING.encode(), "nothing", 3, 0)
+            kernel.load(device)
+
+            def loop(calls: int = 50) -> float:
+                torch.cuda.synchronize()
+                return kernel.time_launches(device, stream, calls, taken) / calls * 1e6
+
+            loop()
+            row.setdefault("enqueue_us", {})[compiler] = statistics.median(loop() for _ in range(40))
+
+        yield {"section": "small", "name": name, "dtype": ""}, alone, True
     torch.manual_seed(0)
     for name, (fn, inputs) in small().items():
         fn, inputs = bench.moved(fn) if isinstance(fn, nn.Module) else fn, bench.moved(inputs)

@@ -2,10 +2,12 @@
 
     python benchmarks/gpu_first_call.py [bert resnet50 gpt2] [--device cuda] [--dtype bf16] [--seconds 60]
 
-Each run is a process of its own: eager; ours with an empty compute cache of the driver, where it keeps what it made of
-PTX; ours again with that cache. "libraries" is what cuBLAS, cuDNN and the device need before their first calls, which
-eager pays too: it is done before, by small calls, in all of them. Stages of one thread add up to the compilation; what
-several threads do ("threads:") is inside of the stage `codegen`, summed. After `--seconds` no further network is begun.
+Each run is a process of its own: eager; ours with nothing kept by anybody (no cubins, an empty compute cache of the
+driver); the next process, which finds cubins in Lampwork's folder; ours with `cache="off"`, where the driver loads PTX;
+and the next process, for which the driver has kept what it made of that. "libraries" is what cuBLAS, cuDNN and the
+device need before their first calls, which eager pays too: it is done before, by small calls, in all of them. Stages of
+one thread add up to the compilation; what several threads do ("threads:") is inside of the stage `codegen`, summed.
+After `--seconds` no further network is begun.
 """
 
 from __future__ import annotations
@@ -19,11 +21,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 NETWORKS = ("bert", "resnet50", "gpt2")
+WAYS = {  # by whose cache: Lampwork's, the driver's ("": an empty one)
+    "eager": ("off", ""),
+    "ours": ("cubins", ""),
+    "ours, cubins found": ("cubins", ""),
+    "ours, cache off": ("off", "driver"),
+    "ours, off, driver's": ("off", "driver"),
+}
 
 
 class Sums:
@@ -84,11 +94,14 @@ def child(name: str, way: str, device: str, dtype: torch.dtype, tiny: bool) -> d
         ready = time.perf_counter()
         sums, call = Sums(), model
         if way != "eager":
+            from lampwork.codegen.gpu import cubins
             from lampwork.codegen.gpu.generator import GpuGenerator, PtxJit
 
             sums.watch(PtxJit, "emit", "LLVM, IR to PTX")
             sums.watch(PtxJit, "load", "driver, PTX to code")
             sums.watch(GpuGenerator, "emit", "kernels to IR")
+            sums.watch(cubins, "_read", "of that cubins read")
+            sums.watch(cubins.Cubins, "_keep", "of that cubins written")
             call = lampwork.compile(model)
         calls = []
         for _ in range(3):
@@ -107,8 +120,14 @@ def child(name: str, way: str, device: str, dtype: torch.dtype, tiny: bool) -> d
     }
 
 
-def run(name: str, way: str, options: argparse.Namespace, cache: str) -> dict[str, Any]:
+def run(name: str, way: str, options: argparse.Namespace, caches: Path) -> dict[str, Any]:
     """One process, by its answer."""
+    cubins, driver = WAYS[way]
+    environ = {
+        **os.environ,
+        "LAMPWORK_CACHE": str(caches / cubins) if cubins != "off" else "off",
+        "CUDA_CACHE_PATH": str(caches / (driver or f"{way} alone")),
+    }
     command = [
         sys.executable,
         __file__,
@@ -121,9 +140,7 @@ def run(name: str, way: str, options: argparse.Namespace, cache: str) -> dict[st
         options.dtype,
     ]
     command += ["--tiny"] if options.tiny else []
-    done = subprocess.run(
-        command, env={**os.environ, "CUDA_CACHE_PATH": cache}, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1]}
     return json.loads(done.stdout.splitlines()[-1])
@@ -163,9 +180,9 @@ def main() -> None:
             print(f"{name}: not begun, there is no time")
             continue
         print(f"{name} {options.dtype}")
-        with tempfile.TemporaryDirectory() as cache:
-            for way in ("eager", "ours", "ours again"):
-                print(line(way, run(name, way, options, cache)), flush=True)
+        with tempfile.TemporaryDirectory() as caches:
+            for way in WAYS:
+                print(line(way, run(name, way, options, Path(caches))), flush=True)
 
 
 if __name__ == "__main__":

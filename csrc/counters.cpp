@@ -16,9 +16,9 @@ constexpr size_t kMostStreams = 256;
 
 }  // namespace
 
-// The words of each stream, by context and number: the driver numbers streams, so that one whose handle was another's is
-// not taken for it. What is replaced or forgotten lives until the last call that took it has queued its kernels; after
-// that torch's allocator gives its memory to later work of the same stream.
+// The words of each stream, by context and number: the driver numbers streams, so that one whose handle was another's
+// is not taken for it. What is replaced or forgotten lives until the last call that took it has queued its kernels;
+// after that torch's allocator gives its memory to later work of the same stream.
 struct Counters::Kept {
   using Stream = std::pair<CUcontext, unsigned long long>;
   struct Entry {
@@ -62,7 +62,8 @@ struct Counters::Kept {
 
 CUresult Counters::make(const Driver& driver, c10::Device device, CUstream stream, size_t count,
                         std::shared_ptr<const Words>& made) {
-  auto words = std::make_shared<Words>(Words{c10::GetAllocator(device.type())->allocate(count * sizeof(uint32_t)), count});
+  c10::DataPtr memory = c10::GetAllocator(device.type())->allocate(count * sizeof(uint32_t));
+  auto words = std::make_shared<Words>(Words{std::move(memory), count});
   const auto address = reinterpret_cast<CUdeviceptr>(words->memory.get());
   const CUresult error = driver.set_words(address, 0, count, stream);
   if (error == kSuccess) made = std::move(words);

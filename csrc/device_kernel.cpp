@@ -1,12 +1,14 @@
 #include "device_kernel.h"
 
-#include <c10/util/ScopeExit.h>
+#include <c10/core/Allocator.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "program.h"
@@ -38,6 +40,17 @@ constexpr int kClusterDimension = 4;
 constexpr int kPtx = 1;
 
 std::string name_of(int device) { return "cuda:" + std::to_string(device); }
+
+// What the driver's assembler writes where it fails, and the options that have it do so.
+struct ErrorLog {
+  static constexpr unsigned kOptions = 2;
+  ErrorLog() = default;
+  ErrorLog(const ErrorLog&) = delete;
+
+  std::string text = std::string(8192, '\0');
+  int options[kOptions] = {kErrorLog, kErrorLogBytes};
+  void* values[kOptions] = {text.data(), reinterpret_cast<void*>(text.size() - 1)};
+};
 
 // A launch in clusters of blocks.
 struct ClusterLaunch {
@@ -106,27 +119,39 @@ bool DeviceKernel::load_binary(int device, const std::string& binary) {
   return load_on(driver, device, binary.c_str(), failure) != nullptr;
 }
 
-std::optional<std::string> DeviceKernel::assemble(int device) {
+std::string DeviceKernel::assemble(int device, std::string& reason) const {
   const Driver& driver = Driver::get();
   if (driver.create_link == nullptr || driver.add_to_link == nullptr || driver.complete_link == nullptr ||
       driver.destroy_link == nullptr) {
-    return std::nullopt;
+    reason = "the CUDA driver has no linker";
+    return {};
   }
-  const ReleaseGil no_gil(true);
+  const ReleaseGil no_gil(true);  // the driver's assembler takes milliseconds
   CUcontext context = nullptr;
-  if (driver.context(device, &context) != kSuccess) return std::nullopt;
+  CUresult error = driver.context(device, &context);
+  if (error != kSuccess) {
+    reason = driver.describe(error);
+    return {};
+  }
   const DriverScope scope(driver, context);
+  ErrorLog log;
   CUlinkState link = nullptr;
-  if (driver.create_link(0, nullptr, nullptr, &link) != kSuccess) return std::nullopt;
-  const auto destroy = c10::make_scope_exit([&] { driver.destroy_link(link); });
   void* binary = nullptr;  // of the link
   size_t bytes = 0;
-  if (driver.add_to_link(link, kPtx, const_cast<char*>(image_.c_str()), image_.size() + 1, name_.c_str(), 0, nullptr,
-                         nullptr) != kSuccess ||
-      driver.complete_link(link, &binary, &bytes) != kSuccess) {
-    return std::nullopt;
+  error = driver.create_link(ErrorLog::kOptions, log.options, log.values, &link);
+  if (error == kSuccess) {
+    error = driver.add_to_link(link, kPtx, const_cast<char*>(image_.c_str()), image_.size() + 1, name_.c_str(), 0,
+                               nullptr, nullptr);
   }
-  return std::string(static_cast<const char*>(binary), bytes);
+  if (error == kSuccess) error = driver.complete_link(link, &binary, &bytes);
+  std::string made;
+  if (error == kSuccess && bytes > 0) {
+    made.assign(static_cast<const char*>(binary), bytes);
+  } else {
+    reason = driver.describe(error) + "\n" + log.text.c_str();
+  }
+  if (link != nullptr) driver.destroy_link(link);
+  return made;
 }
 
 DeviceKernel::Loaded* DeviceKernel::load_on(const Driver& driver, int device, const char* image, Failure& failure) {
@@ -139,11 +164,9 @@ DeviceKernel::Loaded* DeviceKernel::load_on(const Driver& driver, int device, co
   int threads = 0, fixed = 0;
   if (failure.failed(Step::Context, driver.context(device, &context))) return nullptr;
   const DriverScope scope(driver, context);
-  std::string log(8192, '\0');
-  int options[] = {kErrorLog, kErrorLogBytes};
-  void* values[] = {log.data(), reinterpret_cast<void*>(log.size() - 1)};
-  if (failure.failed(Step::Module, driver.load_module(&module, image, 2, options, values))) {
-    failure.log = log.c_str();
+  ErrorLog log;
+  if (failure.failed(Step::Module, driver.load_module(&module, image, ErrorLog::kOptions, log.options, log.values))) {
+    failure.log = log.text.c_str();
     return nullptr;
   }
   if (failure.failed(Step::Function, driver.get_function(&function, module, name_.c_str())) ||
@@ -238,7 +261,8 @@ void DeviceKernel::explain(const Driver& driver, int device, const LaunchShape& 
     throw_driver_error(failure.step == Step::Cluster
                            ? name_of(device) + ", of compute capability " + capability() + ", has no clusters, of " +
                                  blocks + " of " + kernel
-                           : name_of(device) + " has no room for a cluster of " + blocks + " of " + kernel + ": " + error,
+                           : name_of(device) + " has no room for a cluster of " + blocks + " of " + kernel + ": " +
+                                 error,
                        "Report this, with the program that was compiled.");
   }
   if (failure.error == kOutOfMemory) {
@@ -276,11 +300,12 @@ CUresult DeviceKernel::launch(Loaded& kernel, const LaunchShape& shape, int64_t 
                               void** parameters) {
   if (captures) kernel.captured.store(true, std::memory_order_relaxed);
   const int64_t most = std::numeric_limits<int32_t>::max() / shape.cluster;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((extent - 1) / shape.per_block + 1, most) * shape.cluster);
+  const int64_t clusters = std::min<int64_t>((extent - 1) / shape.per_block + 1, most);
+  const auto blocks = static_cast<unsigned>(clusters * shape.cluster);
   const Driver& driver = Driver::opened();
   if (shape.cluster > 1) {
-    const ClusterLaunch clusters(shape, blocks, stream);
-    return driver.launch_config(&clusters.config, kernel.function, parameters, nullptr);
+    const ClusterLaunch launch(shape, blocks, stream);
+    return driver.launch_config(&launch.config, kernel.function, parameters, nullptr);
   }
   return driver.launch(kernel.function, blocks, 1, 1, shape.block[0], shape.block[1], 1, shape.shared, stream,
                        parameters, nullptr);
@@ -330,9 +355,10 @@ PyObject* kernel_assemble(PyObject* self, PyObject* args) {
   int device = 0;
   if (!PyArg_ParseTuple(args, "i:assemble", &device)) return nullptr;
   HANDLE_TH_ERRORS
-  const std::optional<std::string> binary = as_kernel(self).assemble(device);
-  if (!binary) Py_RETURN_NONE;
-  return PyBytes_FromStringAndSize(binary->data(), static_cast<Py_ssize_t>(binary->size()));
+  std::string reason;
+  const std::string binary = as_kernel(self).assemble(device, reason);
+  if (binary.empty()) return PyUnicode_DecodeUTF8(reason.data(), static_cast<Py_ssize_t>(reason.size()), "replace");
+  return PyBytes_FromStringAndSize(binary.data(), static_cast<Py_ssize_t>(binary.size()));
   END_HANDLE_TH_ERRORS
 }
 
@@ -343,6 +369,37 @@ PyObject* kernel_load_binary(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   const std::string image(PyBytes_AS_STRING(binary), static_cast<size_t>(PyBytes_GET_SIZE(binary)));
   return PyBool_FromLong(as_kernel(self).load_binary(device, image));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* kernel_time_launches(PyObject* self, PyObject* args) {
+  int device = 0;
+  unsigned long long stream = 0;
+  Py_ssize_t count = 0, bytes = 0;
+  if (!PyArg_ParseTuple(args, "iKn|n:time_launches", &device, &stream, &count, &bytes)) return nullptr;
+  HANDLE_TH_ERRORS
+  DeviceKernel& kernel = as_kernel(self);
+  const LaunchShape shape{{1, 1}, 1, 0};
+  DeviceKernel::Loaded& loaded = kernel.load(device, shape);
+  std::vector<int64_t> words(kernel.buffers() + kernel.sizes() + 1, 0);
+  std::vector<void*> parameters;
+  for (int64_t& word : words) parameters.push_back(&word);
+  c10::Allocator* allocator = bytes > 0 ? c10::GetAllocator(c10::kCUDA) : nullptr;
+  const Driver& driver = Driver::get();
+  CUcontext context = nullptr;
+  if (driver.get_context(&context) == kSuccess && context == nullptr) driver.set_context(loaded.context);
+  const auto start = std::chrono::steady_clock::now();
+  CUresult error = kSuccess;
+  for (Py_ssize_t i = 0; i < count && error == kSuccess; ++i) {
+    c10::DataPtr memory;
+    if (allocator != nullptr) memory = allocator->allocate(static_cast<size_t>(bytes));
+    error = DeviceKernel::launch(loaded, shape, 1, reinterpret_cast<CUstream>(stream), false, parameters.data());
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (error != kSuccess) {
+    throw_driver_error("kernel '" + kernel.name() + "' could not be launched: " + driver.describe(error), "");
+  }
+  return PyFloat_FromDouble(took.count());
   END_HANDLE_TH_ERRORS
 }
 
@@ -370,9 +427,13 @@ PyMethodDef kernel_methods[] = {
     {"load", kernel_load, METH_VARARGS,
      "load(device): load it on the card of that number, if it is not yet. Raises DriverError."},
     {"assemble", kernel_assemble, METH_VARARGS,
-     "assemble(device) -> bytes | None: its PTX as a cubin for that card; None if the driver does not make one."},
+     "assemble(device) -> bytes | str: its PTX as a cubin for that card, or why the driver does not make one."},
     {"load_binary", kernel_load_binary, METH_VARARGS,
      "load_binary(device, binary) -> bool: load it from such a cubin, if it is not loaded yet; whether it is now."},
+    {"time_launches", kernel_time_launches, METH_VARARGS,
+     "time_launches(device, stream, count, bytes=0) -> float: seconds of the host for so many launches of one thread, "
+     "with zeros for parameters; with `bytes`, also for taking as many from torch's allocator each time, and giving "
+     "them back. Raises DriverError."},
     {"registers", kernel_attribute<kRegisters>, METH_VARARGS,
      "registers(device) -> int: the registers of a thread. Raises DriverError."},
     {"shared", kernel_attribute<kStaticShared>, METH_VARARGS,

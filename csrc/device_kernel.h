@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "driver.h"
@@ -51,9 +50,9 @@ class DeviceKernel {
   Loaded& load(int device, const LaunchShape& shape);
   Loaded& load(int device) { return load(device, {{1, 1}, 1, 0}); }
 
-  // Makes a cubin of the image for a device. None where the driver does not: loading the image says why. Needs the GIL.
-  // Throws python_error.
-  std::optional<std::string> assemble(int device);
+  // Makes a cubin of the image, which is PTX, for a device; "" where the driver does not, and why it does not. Needs the
+  // GIL. Throws python_error.
+  std::string assemble(int device, std::string& reason) const;
   // Loads a cubin that was made of the image, unless the kernel is loaded already. Whether it is loaded now: the driver
   // refuses what is no cubin for the device, or lacks the function. Needs the GIL. Throws python_error.
   bool load_binary(int device, const std::string& binary);

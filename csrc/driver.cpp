@@ -139,6 +139,25 @@ PyObject* driver_version(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* card_capability(PyObject*, PyObject* args) {
+  constexpr int kMajor = 75, kMinor = 76;
+  int number = 0;
+  if (!PyArg_ParseTuple(args, "i:card_capability", &number)) return nullptr;
+  HANDLE_TH_ERRORS
+  const Driver& driver = Driver::get();
+  CUdevice device = 0;
+  int major = 0, minor = 0;
+  CUresult error = driver.device(&device, number);
+  if (error == kSuccess) error = driver.device_attribute(&major, kMajor, device);
+  if (error == kSuccess) error = driver.device_attribute(&minor, kMinor, device);
+  if (error != kSuccess) {
+    throw_driver_error("cuda:" + std::to_string(number) + " cannot be used: " + driver.describe(error),
+                       "See whether `nvidia-smi` finds the card.");
+  }
+  return PyLong_FromLong(10 * major + minor);
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* use_bare_stream(PyObject*, PyObject* handle) {
   void* stream = PyLong_AsVoidPtr(handle);
   if (stream == nullptr && PyErr_Occurred()) return nullptr;
@@ -151,6 +170,8 @@ PyObject* use_bare_stream(PyObject*, PyObject* handle) {
 PyMethodDef driver_methods[] = {
     {"driver_version", driver_version, METH_NOARGS,
      "driver_version() -> int: the newest CUDA that the driver serves, 1000 * major + 10 * minor. Raises DriverError."},
+    {"card_capability", card_capability, METH_VARARGS,
+     "card_capability(device) -> int: its compute capability, 10 * major + minor. Raises DriverError."},
     {"use_bare_stream", use_bare_stream, METH_O,
      "use_bare_stream(handle): this thread launches kernels of programs without a device on this stream."},
     {nullptr, nullptr, 0, nullptr}};

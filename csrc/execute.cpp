@@ -77,6 +77,17 @@ at::Tensor allocate(const Value& value, const std::shared_ptr<BlockPool>& blocks
   return tensor_over(bytes >= kPooledBytes ? blocks->allocate(bytes) : allocate_small(bytes), value);
 }
 
+// The driver's handle of a stream. Torch looks at its device for that; but its name for a stream stands for one handle.
+CUstream handle_of(const c10::impl::VirtualGuardImpl& device, const c10::Stream& stream) {
+  thread_local std::optional<c10::Stream> last;
+  thread_local CUstream handle = nullptr;
+  if (!last || *last != stream) {
+    handle = device.getStreamNativeHandle(stream);
+    last = stream;
+  }
+  return handle;
+}
+
 using Clock = std::chrono::steady_clock;
 
 // Threads wait actively for about this long. Later ones have to be woken, which takes 40 to 100 us.
@@ -277,7 +288,7 @@ class Run {
     stream_ = bare_stream;
     if (code_.device) {
       const c10::impl::VirtualGuardImpl device(code_.device->type());
-      stream_ = device.getStreamNativeHandle(device.getStream(*code_.device));
+      stream_ = handle_of(device, device.getStream(*code_.device));
     }
     // A thread in which nothing has been done on the device has none of its contexts.
     CUcontext context = nullptr;

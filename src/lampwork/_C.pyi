@@ -44,11 +44,14 @@ class DeviceKernel:
     @property
     def name(self) -> str: ...
     def load(self, device: int) -> None: ...
-    def assemble(self, device: int) -> bytes | None:
-        """Its PTX as a cubin for that card; None if the driver does not make one: `load` says why."""
+    def assemble(self, device: int) -> bytes | str:
+        """Its PTX as a cubin for that card, or why the driver does not make one."""
     def load_binary(self, device: int, binary: bytes) -> bool:
         """Load it from such a cubin, if it is not loaded yet; whether it is now. Another card's cubin, or none at all,
         is refused."""
+    def time_launches(self, device: int, stream: int, count: int, bytes: int = 0) -> float:
+        """Seconds of the host for so many launches of one thread, with zeros for parameters; with `bytes`, also for
+        taking as many from torch's allocator each time, and giving them back."""
     def registers(self, device: int) -> int:
         """Registers of a thread."""
     def shared(self, device: int) -> int:
@@ -143,6 +146,13 @@ class Compiled:
     def raw_entries(self) -> tuple[Entry, ...]: ...
     @property
     def on_miss(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]: ...
+
+def card_capability(device: int) -> int:
+    """The compute capability of a card, 10 * major + minor.
+
+    Raises:
+        DriverError: there is no driver or card.
+    """
 
 def use_bare_stream(handle: int) -> None:
     """This thread launches kernels of programs without a device, as tests have, on the stream at that address."""

@@ -30,6 +30,7 @@ TOPICS = (
     "partition",
     "loops",
     "llvm",
+    "ptx",
     "program",
     "tuning",
     "recompiles",

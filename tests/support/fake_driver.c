@@ -29,19 +29,25 @@ static size_t log_bytes;
 static char failing[64];  // the function that fails, and how
 static int failing_code;
 static int max_threads = 1024, static_shared = 0, max_shared = 232448, capturing = 0;
+static int driver_version = 12040, minor = 5;
 static int clusters = 1, room = 1;            // whether the card has clusters; how many of them at a time
 static unsigned long long stream_numbers[16];  // a stream is a small number
 static int contexts[8];  // a context is a pointer to the device's place
 static _Thread_local void *stack[8];
 static _Thread_local int depth;
 
+// With QUIET nothing is, so that what a launch costs beside the driver can be timed.
 static void note(const char *format, ...) {
+#ifdef QUIET
+  (void)format;
+#else
   va_list arguments;
   va_start(arguments, format);
   const size_t left = sizeof log_text - log_bytes;
   const int wrote = vsnprintf(log_text + log_bytes, left, format, arguments);
   if (wrote > 0 && (size_t)wrote < left) log_bytes += (size_t)wrote;
   va_end(arguments);
+#endif
 }
 
 static int fails(const char *function) { return strcmp(failing, function) == 0 ? failing_code : kOk; }
@@ -66,6 +72,8 @@ void fake_set(const char *what, int value) {
   if (strcmp(what, "max_threads") == 0) max_threads = value;
   if (strcmp(what, "static_shared") == 0) static_shared = value;
   if (strcmp(what, "capturing") == 0) capturing = value;
+  if (strcmp(what, "version") == 0) driver_version = value;
+  if (strcmp(what, "minor") == 0) minor = value;
   if (strcmp(what, "clusters") == 0) clusters = value;
   if (strcmp(what, "room") == 0) room = value;
 }
@@ -130,7 +138,7 @@ int cuInit(unsigned flags) {
 }
 
 int cuDriverGetVersion(int *version) {
-  *version = 12040;
+  *version = driver_version;
   return fails("cuDriverGetVersion");
 }
 
@@ -161,7 +169,7 @@ int cuDeviceGet(int *device, int number) {
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
-  *value = attribute == 75 ? 7 : attribute == 76 ? 5 : attribute == 97 ? max_shared : attribute == 120 ? clusters : 0;
+  *value = attribute == 75 ? 7 : attribute == 76 ? minor : attribute == 97 ? max_shared : attribute == 120 ? clusters : 0;
   return kOk;
 }
 
@@ -216,14 +224,16 @@ int cuModuleLoadDataEx(void **module, const char *image, unsigned count, int *op
   const int device = depth > 0 ? (int)((int *)stack[depth - 1] - contexts) : -1;
   note("load %s on %d\n", image, device);
   int error = fails("cuModuleLoadDataEx");
-  if (error == kOk && strncmp(image, "fake:", 5) != 0) error = kInvalidPtx;
+  int is_binary = 0, made_for = -1;
+  if (error == kOk && sscanf(image, "cubin %d:%n", &made_for, &is_binary) == 1 && made_for != minor) return 209;
+  if (error == kOk && is_binary == 0 && strncmp(image, "fake:", 5) != 0) error = kInvalidPtx;
   if (error == kInvalidPtx) {
     for (unsigned i = 0; i < count; ++i) {
       if (options[i] == 5) strcpy(values[i], "ptxas application ptx input, line 3; error");
     }
   }
   if (error != kOk) return error;
-  *module = strdup(image + 5);
+  *module = strdup(image + (is_binary > 0 ? is_binary : 5));
   return kOk;
 }
 
@@ -271,6 +281,59 @@ int cuMemsetD32Async(unsigned long long memory, unsigned value, size_t count, vo
   }
   return error;
 }
+
+#ifndef NO_LINKER
+
+// --- the linker: of "fake:x" it makes a binary of the card's capability, which begins with its minor number -----
+
+typedef struct {
+  unsigned count;
+  int *options;
+  void **values;
+  char made[64];
+} Link;
+
+int cuLinkCreate_v2(unsigned count, int *options, void **values, Link **link) {
+  const int error = fails("cuLinkCreate_v2");
+  if (error != kOk) return error;
+  *link = calloc(1, sizeof **link);
+  (*link)->count = count;
+  (*link)->options = options;
+  (*link)->values = values;
+  return kOk;
+}
+
+int cuLinkAddData_v2(Link *link, int type, const char *data, size_t bytes, const char *name, unsigned count,
+                     int *options, void **values) {
+  (void)options;
+  (void)values;
+  note("assemble %s\n", name);
+  if (type != 1 || count != 0 || bytes != strlen(data) + 1) return kInvalidValue;
+  int error = fails("cuLinkAddData_v2");
+  if (error == kOk && strncmp(data, "fake:", 5) != 0) error = kInvalidPtx;
+  if (error == kInvalidPtx) {
+    for (unsigned i = 0; i < link->count; ++i) {
+      if (link->options[i] == 5) strcpy(link->values[i], "ptxas application ptx input, line 3; error");
+    }
+  }
+  if (error == kOk) snprintf(link->made, sizeof link->made, "cubin %d:%s", minor, data + 5);
+  return error;
+}
+
+int cuLinkComplete(Link *link, void **image, size_t *bytes) {
+  *image = link->made;
+  *bytes = strlen(link->made);
+  return fails("cuLinkComplete");
+}
+
+int cuLinkDestroy(Link *link) {
+  note("destroy link\n");
+  memset(link, 0, sizeof *link);
+  free(link);
+  return kOk;
+}
+
+#endif
 
 // What drivers before 11.8 and 12.0 lack.
 #ifndef OLD_DRIVER

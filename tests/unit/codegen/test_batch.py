@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from lampwork import config
 from lampwork.codegen.llvm import jit as jit_module
 from lampwork.codegen.llvm import library
 from lampwork.codegen.llvm.isa.x86 import host_isa
@@ -77,7 +78,7 @@ def test_a_forked_child_compiles_what_its_parent_has_started(
     jit: Jit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jit_module, "slots", _Slots(2))
-    pending = Pending(jit, _module(7), ("f7",), False)  # no thread will ever run it
+    pending = Pending(jit, _module(7), ("f7",), config.current())  # no thread will ever run it
     child = os.fork()
     if child == 0:
         os._exit(0 if _called(pending, 7) == 7 else 1)

@@ -68,7 +68,8 @@ def with_driver(job: Callable[[Fake], None], *flags: str) -> None:
         os.environ["LAMPWORK_CUDA_DRIVER"] = path
         job(Fake(path))
 
-    assert failure([("the child", task)]) == ""
+    said = failure([("the child", task)])
+    assert said == "", said
 
 
 def device_kernel(name: str, image: str | None = None) -> _C.DeviceKernel:

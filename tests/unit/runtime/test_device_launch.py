@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from device_support import Fake, call, device_kernel, double_program, doubled, w
 from runtime_programs import value
 
 from lampwork import _C
-from lampwork.errors import RuntimeFailure
+from lampwork.errors import DriverError, RuntimeFailure
 from lampwork.runtime import Executable
 from lampwork.runtime.program import CallAten, Launch, Program, Ref, Scalar
 
@@ -241,5 +242,23 @@ def test_a_forked_child_leaves_the_parents_context_alone() -> None:
         assert len(said) == 3 and log == []
         assert all(one.startswith("Cannot re-initialize CUDA in forked subprocess") for one in said)
         doubled(run)
+
+    with_driver(job)
+
+
+def test_launches_alone_can_be_timed() -> None:
+    def job(fake: Fake) -> None:
+        kernel = device_kernel("double")  # of no elements
+        before = time.perf_counter()
+        took = kernel.time_launches(0, 7, 5)
+        assert 0 < took <= time.perf_counter() - before
+        assert launches(fake) == ["launch double grid 1x1x1 block 1x1x1 shared 0 stream 0x7"] * 5
+        assert kernel.time_launches(0, 7, 0) >= 0 and launches(fake) == []
+        fake.fail("cuLaunchKernel", 700)
+        with pytest.raises(
+            DriverError, match="kernel 'double' could not be launched: CUDA_ERROR_ILLEGAL_ADDRESS"
+        ):
+            kernel.time_launches(0, 0, 5)
+        assert len(launches(fake)) == 1
 
     with_driver(job)

@@ -9,6 +9,7 @@ from typing import Any
 from lampwork import _C, config, logs
 from lampwork.codegen.gpu.assembler import for_assembler
 from lampwork.codegen.gpu.card import GpuTarget
+from lampwork.codegen.gpu.cubins import Cubins
 from lampwork.codegen.gpu.device import TRIPLE, emit_device
 from lampwork.codegen.gpu.emulated import emit_emulated
 from lampwork.codegen.gpu.products import ProductCode, check_product
@@ -37,6 +38,8 @@ from lampwork.recent import Recent
 from lampwork.records import record
 from lampwork.standard import functools
 
+ELF = b"\x7fELF"
+"""How a cubin begins."""
 REMEMBERED = 512
 """How many kernels a generator remembers for kernels to come."""
 
@@ -62,6 +65,12 @@ class KernelName(str):
 class PtxJit(Jit):
     """IR in, PTX out, and assembled by the driver: where a kernel is compiled, so several at a time."""
 
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        device = target.device if isinstance(target, GpuTarget) else None
+        self._device = device
+        self._cubins = None if device is None else Cubins(device)
+
     def machine(self, library: Library) -> Any:
         library.with_all_targets()
         return library.machine(self.target.cpu, self.target.features, TRIPLE)
@@ -79,8 +88,10 @@ class PtxJit(Jit):
     def loaded(self, image: bytes, name: KernelName) -> _C.DeviceKernel:
         """A function of an image, on the card if it is here."""
         kernel = _C.DeviceKernel(image, name, name.buffers, name.sizes)
-        if isinstance(self.target, GpuTarget) and self.target.device is not None:
-            kernel.load(self.target.device)
+        if self._cubins is not None and not image.startswith(ELF):
+            self._cubins.load(kernel, image)
+        elif self._device is not None:
+            kernel.load(self._device)
         return kernel
 
 

@@ -214,7 +214,7 @@ class Batch:
     """
 
     def __init__(self, jit: Jit, waits: bool = True) -> None:
-        self._jit, self._verify = jit, bool(config.current().verify)
+        self._jit, self._config = jit, config.current()
         self.waits = waits
         self._taken: list[Pending] = []
         self._alone: float | None = None  # since when modules have been compiled as they came
@@ -235,7 +235,7 @@ class Batch:
     def compile(self, ir: str, names: Sequence[str]) -> Pending:
         """Start compiling a module: see `Jit.compile`."""
         _show(ir)
-        pending = Pending(self._jit, ir, tuple(names), self._verify)
+        pending = Pending(self._jit, ir, tuple(names), self._config)
         if workers.take(pending, self._jit):
             self._taken.append(pending)
         else:
@@ -245,10 +245,11 @@ class Batch:
 
 
 class Pending:
-    """A module of a `Batch`. Any thread may wait for it. `ended`: no thread of the workers has it to do."""
+    """A module of a `Batch`, compiled under these options by whatever thread. Any thread may wait for it. `ended`: no
+    thread of the workers has it to do."""
 
-    def __init__(self, jit: Jit, ir: str, names: tuple[str, ...], verify: bool) -> None:
-        self._jit, self._ir, self._names, self._verify = jit, ir, names, verify
+    def __init__(self, jit: Jit, ir: str, names: tuple[str, ...], options: config.Config) -> None:
+        self._jit, self._ir, self._names, self._config = jit, ir, names, options
         self._process = os.getpid()
         self.ended = threading.Event()
         # The first one counts. In a forked child two threads may be at it: none is freed that has been handed out.
@@ -263,8 +264,9 @@ class Pending:
         """Compile it in this thread. A BackendError is left for `result`."""
         try:
             if not self._made:
-                object_code = self._jit.emit(self._ir, slot, verify=self._verify)
-                self._made.append(self._jit.load(object_code, self._names))
+                with config.using_config(self._config):
+                    object_code = self._jit.emit(self._ir, slot, verify=bool(self._config.verify))
+                    self._made.append(self._jit.load(object_code, self._names))
             self._ir = ""
         except BackendError as error:
             self._error = error

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import Any, cast
 
 from lampwork.codegen.target import Target
+from lampwork.folders import keep_file
 from lampwork.processor import cpu_info
 from lampwork.records import record
 
@@ -74,10 +72,6 @@ class Store:
         Raises:
             OSError: nothing can be written there, or the folder is somebody else's.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.folder.stat()
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
-            raise PermissionError(f"{self.folder} can be written by others")
         entry = {
             "version": VERSION,
             "key": key,
@@ -85,14 +79,7 @@ class Store:
             "seconds": winner.seconds,
             "model_seconds": winner.model_seconds,
         }
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".new")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(entry, file, indent=1)
-            os.replace(name, self._path(key))
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        keep_file(self._path(key), json.dumps(entry, indent=1).encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
