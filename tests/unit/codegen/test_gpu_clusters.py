@@ -284,7 +284,7 @@ def test_functions_of_torch(
     monkeypatch.setattr(grids, "cluster_grid", noted)
     with native_on(CLUSTERS):
         got = (*lampwork.compile(norms)(x), lampwork.compile(F.cross_entropy)(x, labels))
-    assert len(made) >= 2
+    assert made
     torch.testing.assert_close(got, (*norms(x), F.cross_entropy(x, labels)), rtol=tolerance, atol=tolerance)
 
 
