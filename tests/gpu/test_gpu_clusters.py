@@ -57,8 +57,8 @@ def places(x: Tensor) -> Tensor:
 
 
 def check(fn: Callable[..., Any], *args: Any, always: bool = True, held: bool = True) -> Callable[..., Any]:
-    """As near to double precision as eager, by a kernel for clusters, unless not `held`. `always`: for no values the CPU
-    calls eager."""
+    """As near to double precision as eager, by a kernel for clusters, unless not `held`. `always`: for no values the
+    CPU calls eager."""
     compiled = lampwork.compile(lambda *given: fn(*given))
     lampwork.reset_stats()
     with noted() as made:
