@@ -260,6 +260,25 @@ def counted(n=37):
     return of([pointwise(y, op("mul", IndexValue(I[0] // 3, "i64"), Const(2, "i64")))], "y", tolerance=0)
 
 
+def losses(m=512, n=64, dtype="f32"):
+    """The mean of the cross entropy of rows, but those whose label is less than 0."""
+    x, labels, y = buffer("x", m, n, dtype=dtype), buffer("labels", m, dtype="i64"), buffer("y")
+    top, total, loss = (buffer(name, m) for name in ("top", "total", "loss"))
+    known = op("ge", at(labels, I[0]), 0, dtype="bool")
+    label = Index.indirect(op("where", known, at(labels, I[0]), Const(0, "i64"), dtype="i64"), n)
+    apart = op("sub", wide(x, I[0], I[1]), at(top, I[0]))
+    left = op("sub", op("log", at(total, I[0])), op("sub", wide(x, I[0], label), at(top, I[0])))
+    definitions = [
+        reduce(top, (n,), "max", wide(x, I[0], I[1])),
+        reduce(total, (n,), "sum", op("exp", apart)),
+        pointwise(loss, op("where", known, left, Const(0.0, "f32"))),
+        reduce(y, (m,), "sum", at(loss, I[0]), mean_of(m)),
+    ]
+    case = of(definitions, "y", x, labels, tolerance=1e-3)
+    case.inputs["labels"][:] = np.random.default_rng(0).integers(-1, n, m)
+    return case
+
+
 def moments(m=2, n=32768, dtype="f32"):
     """The mean and the variance of each row."""
     x, mean, var = buffer("x", m, n, dtype=dtype), buffer("mean", m), buffer("var", m)
@@ -321,6 +340,8 @@ CUT = {
     "blocks of many lines of bf16": lambda: columns("max", 768, 64, "bf16"),
     "pieces of columns": lambda: columns("sum", 4096, 16),
     "pieces of columns of bf16": lambda: columns("sum", 4096, 32, "bf16"),
+    "losses": losses,
+    "losses of a block's rows": lambda: losses(24, 1024, "bf16"),
     "transpose of bf16": lambda: transpose(64, 128, "bf16"),
     "transpose of bytes": lambda: transpose(64, 64, "u8"),
     "transpose of doubles": lambda: transpose(64, 32, "f64"),

@@ -18,7 +18,7 @@ from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import definition_exprs, loads
 from lampwork.loops.ir.grid import Grid
-from lampwork.loops.ir.kernel import parallel_extent
+from lampwork.loops.ir.kernel import is_finished_by_last, parallel_extent
 from lampwork.loops.ir.nodes import (
     FLOAT8,
     Barrier,
@@ -149,7 +149,7 @@ def run_code(
     buffers = (ctypes.c_void_p * max(1, len(arrays)))(*[array.ctypes.data for array in arrays.values()])
     numbers = (ctypes.c_int64 * max(1, len(kernel.sizes)))(*[sizes[name] for name in kernel.sizes])
     extent = likely(parallel_extent(kernel), sizes)
-    middle = extent // 3
+    middle = 0 if is_finished_by_last(kernel) else extent // 3
     function = as_function(compiled[kernel.name].address)
     status = function(buffers, numbers, 0, middle) if middle else 0
     status |= function(buffers, numbers, middle, extent)

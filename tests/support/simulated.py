@@ -86,6 +86,8 @@ class _Launch(ctypes.Structure):
         ("shared_regions", ctypes.c_int32),
         ("is_open", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
+        ("counters", ctypes.c_void_p),
+        ("counter_count", ctypes.c_int64),
     )
 
 
@@ -119,8 +121,7 @@ REGISTER = re.compile(r"@llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w+)\(")
 SHARED = re.compile(r"addrspacecast ptr addrspace\(3\) @(\w+) to ptr")
 SLOT = re.compile(r"@(\w+) = internal addrspace\(3\) global \[(\d+) x (\w+)\] poison")
 DEFINED = re.compile(
-    r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"'
-    r'(?: "nvvm.minctasm"="1")?(?: "nvvm.cluster_dim"="0")?'
+    r'define ptx_kernel void @(\w+)\((.*)\) "nvvm.maxntid"="(\d+)"(?: "nvvm.(?:cluster_dim|minctasm)"="\d+")*'
 )
 TOUCHED = re.compile(
     r"^\s*(?:\S+ = )?(load|store) (<\d+ x \w+>|\w+)[ ,].*?ptr ([%@][\w.]+)(?:, align (\d+))?(?:, !invariant\.load !1)?$"
@@ -133,6 +134,9 @@ ADD_SEVERAL = re.compile(
 )
 ATOMIC = re.compile(
     r"^\s*(?:%\w+ = )?(?:(?:load|store) atomic|atomicrmw \w+|cmpxchg) .*?ptr ([%@][\w.]+)[ ,].*, align (\d+)$"
+)
+COUNT = re.compile(
+    r'\s*(%\w+) = atomicrmw uinc_wrap ptr (%\w+), (i32 \d+) syncscope\("device"\) monotonic, align 4'
 )
 MASKED = re.compile(
     r"call .*@llvm\.masked\.(load|store|gather|scatter)\.v(\d+)[a-z]+(\d+)\..*"
@@ -187,6 +191,14 @@ def for_this_cpu(text: str, shared: SharedMemory) -> str:
             continue
         if found := SLOT.match(line):
             shared.add(found[1], int(found[2]) * BYTES[found[3]])
+            continue
+        if count := COUNT.match(line):
+            lines.append(
+                f"{count[1]} = call i32 {address_of('count')}(ptr {count[2]}, {count[3]}, i32 {number})"
+            )
+            continue
+        if line.strip() == 'fence syncscope("device") acq_rel':
+            lines.append(f"call void {address_of('fence')}()")
             continue
         if atomic := ATOMIC.match(line):
             place, size = atomic.groups()
@@ -400,7 +412,7 @@ def jit() -> Jit:
 @dataclass(frozen=True)
 class Shape:
     """How a kernel is launched: threads of a block along x and y, those of a group, iterations that a block takes at a
-    time, bytes of shared memory, and blocks of a cluster."""
+    time, bytes of shared memory, blocks of a cluster, and counters."""
 
     x: int
     y: int
@@ -408,10 +420,11 @@ class Shape:
     per_block: int
     shared: int
     cluster: int = 1
+    counters: int = 0
 
     @classmethod
     def of(cls, grid: Grid) -> Shape:
-        return cls(*grid.block, grid.threads, grid.per_block, grid.shared_bytes, grid.cluster)
+        return cls(*grid.block, grid.threads, grid.per_block, grid.shared_bytes, grid.cluster, grid.counters)
 
 
 def launch_of(shape: Shape, shared: SharedMemory, memory: Sequence[tuple[int, int]]) -> _Launch:
@@ -432,7 +445,9 @@ def launch_of(shape: Shape, shared: SharedMemory, memory: Sequence[tuple[int, in
     launch.shared_bytes = MOST_SHARED if shape.cluster > 1 else shared.bytes
     launch.regions, launch.region_count = ctypes.addressof(regions), len(places)
     launch.shared_regions = len(own)
-    launch.keep = (regions, traces)
+    counters = np.zeros(shape.counters, np.uint32)
+    launch.counters, launch.counter_count = counters.ctypes.data, shape.counters
+    launch.keep = (regions, traces, counters)
     return launch
 
 
@@ -476,13 +491,14 @@ class Simulated:
         if blocks <= 0:
             return
         launch = launch_of(self.shape, self.shared, [(array.ctypes.data, array.nbytes) for array in buffers])
-        values = [*(array.ctypes.data for array in buffers), *sizes, extent]
+        values = [*(array.ctypes.data for array in buffers), *sizes, extent, launch.counters or 0]
         numbers = (ctypes.c_int64 * len(values))(*values)
         first = ctypes.addressof(numbers)
         parameters = (ctypes.c_void_p * len(values))(*[first + 8 * n for n in range(len(values))])
         launch.entry, launch.parameters = self.code.addresses["entry"], ctypes.addressof(parameters)
         launch.blocks, launch.seed = blocks, seed
         self.start(launch)
+        assert not launch.keep[-1].any(), "the kernel leaves counters that are not zero"
 
     def start(self, launch: _Launch) -> None:
         """A launch to the end.
@@ -548,7 +564,11 @@ def run_simulated(
 
 
 class _Function(ctypes.Structure):
-    _fields_ = (("launch", _Launch), *((name, ctypes.c_int32) for name in ("buffers", "sizes", "per_block")))
+    _fields_ = (
+        ("launch", _Launch),
+        *((name, ctypes.c_int32) for name in ("buffers", "sizes", "per_block")),
+        ("counters", ctypes.c_void_p),
+    )
 
 
 class SimulatingGenerator(EmulatingGenerator):
@@ -566,7 +586,8 @@ class SimulatingGenerator(EmulatingGenerator):
         here = for_this_cpu(emit_device(grid, target, f"{name}_of_card"), shared)
         launch = launch_of(Shape.of(grid), shared, ())
         launch.is_open = 1
-        function = _Function(launch, len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block)
+        given = len(grid.kernel.params), len(grid.kernel.sizes), grid.per_block
+        function = _Function(launch, *given, launch.counters)
         self.functions.append((function, launch, shared))
         given = "ptr %buffers, ptr %sizes, i64 %begin, i64 %end"
         place = f"ptr inttoptr (i64 {ctypes.addressof(function)} to ptr)"

@@ -5,7 +5,9 @@
 // byte with no barrier between them, one of them writing, and a byte that is updated (atomically) and reached otherwise
 // as well. What a thread copies to shared memory behind its back (cp.async)
 // is there when it has waited for it: until then nobody may reach where it goes. What a warpgroup multiplies (wgmma) is
-// read until it has waited for it: until then nobody may write there, and the sums are no numbers.
+// read until it has waited for it: until then nobody may write there, and the sums are no numbers. What a block stored
+// another one may reach if both counted with one counter, the one behind a fence and the other before one: barriers of
+// the blocks carry it to the fence, and from the other one on.
 #define _GNU_SOURCE
 #include <math.h>
 #include <setjmp.h>
@@ -39,6 +41,7 @@ typedef struct {
   uint32_t members, value, by, bounds;
   int32_t epoch, block_epoch;  // how many barriers it has passed, and how many of the whole block
   int32_t arrived, passed;     // at barriers of the cluster: how often it has come there, and gone on
+  int32_t fenced, counted;     // block_epoch at its last fence, 0 for none, and the counter that it counted with since
   uint32_t words[6];           // what it gives to an instruction of its warp
   float sums[4];
   union {
@@ -60,9 +63,9 @@ typedef struct {
   int32_t all, block, arrived;
 } Epoch;
 
-// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks. reading_block: -2 if
-// there are several. pending: how many copies are on their way to it. multiplied: how many products read it. shown: how
-// often its writer had shown what it wrote to products by then.
+// Who wrote a byte last, and who has read it since; threads and groups are counted over all blocks. A reading group below
+// kSeveral: several of a block. reading_block: -2 if there are several. pending: how many copies are on their way to it.
+// multiplied: how many products read it. shown: how often its writer had shown what it wrote to products by then.
 typedef struct {
   int32_t writer, reader, reading_group, reading_block, pending, multiplied, shown;
   Epoch written, read;
@@ -84,15 +87,26 @@ typedef struct {
   int32_t region_count, shared_regions;
   int32_t is_open;  // whether memory outside of the regions is in reach
   uint64_t seed;
+  uint32_t *counters;
+  int64_t counter_count;
 } Launch;
 
 // A kernel that is called as a function of this CPU.
 typedef struct {
   Launch launch;
   int32_t buffers, sizes, per_block;
+  uint32_t *counters;
 } Function;
 
+// What of another block the running one sees: all that was stored before that block's barrier of this number, in the
+// thread that found it at once, and in others after the barrier that follows.
+typedef struct {
+  int32_t until, thread, since;
+} Seen;
+
 static Thread threads[kMostThreads];
+static Seen *seen;         // by block
+static int32_t *released;  // by counter and block: up to which of a block's barriers who counted knew what it stored
 static char *stacks;
 static Launch launch;
 static jmp_buf scheduler;
@@ -313,7 +327,7 @@ int32_t card_meet(int32_t kind, int32_t site, uint32_t members, uint32_t value, 
     if (!all && !(members >> (each - first) & 1)) continue;
     threads[each].state = kRuns;
     threads[each].epoch += kind == kWarpBarrier || is_block;
-    threads[each].block_epoch += is_block;
+    threads[each].block_epoch += is_block || (count <= kWarp && members == UINT32_MAX >> (kWarp - count));
     ready[ready_count++] = each;
   }
   leave();
@@ -363,6 +377,19 @@ static int meets_since(Epoch then, int other, int of) {
   return of != own_block() || then.block == thread->block_epoch;
 }
 
+// Whether nothing orders this thread after what a thread did then.
+static int is_unordered(Epoch then, int other, int group, int of) {
+  const Thread *thread = &threads[current];
+  const int each = of_block(), block = own_block(), self = first_block * each + current;
+  int theirs = group < kSeveral ? kSeveral - 1 - group : group >= 0 ? group * launch.group / each : -1;
+  if (other >= 0) theirs = other / each;
+  if (group == self / launch.group) return meets_since(then, other, of);
+  if (theirs == block) return then.block == thread->block_epoch;
+  if (theirs < 0 || launch.counter_count == 0) return 1;
+  const Seen *known = &seen[theirs];
+  return known->until <= then.block || (known->thread != current && known->since >= thread->block_epoch);
+}
+
 static void note(Trace *trace, int site, enum Touch how, int is_shared, long long offset) {
   const int self = first_block * of_block() + current, block = own_block();
   const int group = self / launch.group;
@@ -378,20 +405,22 @@ static void note(Trace *trace, int site, enum Touch how, int is_shared, long lon
   if (trace->writer == kUpdated) forbid(site, "reaches what threads update", offset);
   if (trace->writer == kNobody && how == kLoads && is_shared) forbid(site, "reads what nobody has written", offset);
   const int other_writes = trace->writer != kNobody && trace->writer != self;
-  const int writing_block = trace->writer / of_block(), is_own_group = trace->writer / launch.group == group;
-  if (other_writes && (!is_own_group || meets_since(trace->written, trace->writer, writing_block))) {
+  if (other_writes && is_unordered(trace->written, trace->writer, trace->writer / launch.group, trace->writer / of_block())) {
     forbid(site, "a race with a thread that writes", offset);
   }
   const int other_reads = trace->reader != kNobody && trace->reader != self;
-  const int meets = other_reads && (trace->reading_group != group ||
-                                    meets_since(trace->read, trace->reader, trace->reading_block));
+  const int meets = other_reads && is_unordered(trace->read, trace->reader, trace->reading_group, trace->reading_block);
   if (how == kStores) {
     if (meets) forbid(site, "a race with a thread that reads", offset);
     trace->writer = self, trace->written = epoch, trace->shown = threads[current].shown;
     return;
   }
-  trace->reading_group = trace->reader == kNobody || trace->reading_group == group ? group : kSeveral;
   trace->reading_block = !meets || trace->reading_block == block ? block : -2;
+  if (trace->reader == kNobody) trace->reading_group = group;
+  if (trace->reading_group != group) {
+    const int before = trace->reading_group, of_group = before >= 0 ? before * launch.group / of_block() : -1;
+    trace->reading_group = of_group == block || before == kSeveral - 1 - block ? kSeveral - 1 - block : kSeveral;
+  }
   const int several = is_near(trace->reader) ? kSeveral - 1 - self / kWarp : kSeveral;
   trace->reader = meets ? several : self;
   trace->read = epoch;
@@ -439,6 +468,36 @@ void card_touch(char *address, int32_t bytes, int32_t alignment, int32_t site, i
 
 void card_touch_if(int32_t is_reached, char *address, int32_t bytes, int32_t alignment, int32_t site, int32_t how) {
   if (is_reached) card_touch(address, bytes, alignment, site, how);
+}
+
+// What the blocks that have counted with the same counter knew is known from here on.
+void card_fence(void) {
+  Thread *self = &threads[current];
+  self->fenced = self->block_epoch;
+  if (self->counted < 0) return;
+  const int32_t *known = &released[(int64_t)self->counted * launch.blocks];
+  for (int each = 0; each < launch.blocks; each++) {
+    if (each == own_block() || known[each] <= seen[each].until) continue;
+    seen[each] = (Seen){known[each], current, self->block_epoch};
+  }
+  self->counted = -1;
+}
+
+// The counter goes up by one, or back to zero where it has reached its limit.
+uint32_t card_count(uint32_t *counter, uint32_t limit, int32_t site) {
+  Thread *self = &threads[current];
+  const int64_t number = counter - launch.counters;
+  if (number < 0 || number >= launch.counter_count) forbid(site, "no counter", number);
+  int32_t *known = &released[number * launch.blocks];
+  if (self->fenced > known[own_block()]) known[own_block()] = self->fenced;
+  for (int each = 0; each < launch.blocks; each++) {
+    const int is_known = seen[each].thread == current || seen[each].since < self->fenced;
+    if (is_known && seen[each].until > known[each]) known[each] = seen[each].until;
+  }
+  self->counted = (int32_t)number, self->fenced = 0;
+  const uint32_t came = *counter;
+  *counter = came >= limit ? 0 : came + 1;
+  return came;
 }
 
 // Two halves get others added; what gets -0.0 is left alone.
@@ -662,6 +721,7 @@ static enum Status run_cluster(void) {
   const int count = launch.cluster * of_block();
   memset(launch.shared, 0xC9, (size_t)(launch.cluster * launch.shared_bytes));
   forget(0, launch.shared_regions);
+  for (int each = 0; launch.counter_count && each < launch.blocks; each++) seen[each] = (Seen){0, -1, 0};
   ready_count = count, arrivals = phase = 0;
   for (int each = 0; each < count; each++) {
     threads[each].state = kRuns;
@@ -669,6 +729,7 @@ static enum Status run_cluster(void) {
     threads[each].copy_count = threads[each].group = threads[each].read_count = 0;
     threads[each].products = threads[each].waited = threads[each].is_open = threads[each].is_put = 0;
     threads[each].version = threads[each].shown = 0;
+    threads[each].fenced = 0, threads[each].counted = -1;
     ready[each] = each;
   }
   const enum Status status = run_ready();
@@ -689,6 +750,12 @@ int32_t card_launch(const Launch *given) {
   launch.seed = launch.seed * 2654435761u + 88172645463325252u;
   message[0] = '\0';
   forget(launch.shared_regions, launch.region_count);
+  if (launch.counter_count) {
+    free(seen), free(released);
+    seen = malloc(sizeof(Seen) * (size_t)launch.blocks);
+    released = calloc((size_t)launch.blocks * (size_t)launch.counter_count, sizeof(int32_t));
+    if (seen == NULL || released == NULL) abort();
+  }
   const int backwards = (int)draw(2);
   for (int number = 0; number < launch.blocks; number += launch.cluster) {
     first_block = backwards ? launch.blocks - launch.cluster - number : number;
@@ -708,7 +775,8 @@ int64_t card_call(const Function *function, void **buffers, const int64_t *sizes
   int count = 0;
   for (int each = 0; each < function->buffers; each++) parameters[count++] = &buffers[each];
   for (int each = 0; each < function->sizes; each++) parameters[count++] = (void *)&sizes[each];
-  parameters[count] = &end;
+  parameters[count++] = &end;
+  parameters[count] = (void *)&function->counters;
   if (begin != 0) abort();
   if (end == 0) return kOk;
   Launch here = function->launch;

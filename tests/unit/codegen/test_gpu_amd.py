@@ -15,11 +15,12 @@ from lampwork.codegen.gpu.amd import amd_generator, describe_amd, emit_amd, exp2
 from lampwork.codegen.llvm.builder import Builder, Module, Value
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import WARP, Grid
+from lampwork.loops.ir.kernel import is_finished_by_last
 from lampwork.loops.schedule.grid import on_grid
 
 ARCHITECTURES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32, "gfx1201": 32}  # lanes of a wave
 SIMPLE = 96  # vector registers of a thread
-CASES = cases.FAMILIES | BY_DTYPE | WIDE
+CASES = cases.FAMILIES | BY_DTYPE | WIDE | {"losses": cases.losses}
 
 
 def assembly_of(grid: Grid, architecture: str) -> str:
@@ -85,7 +86,8 @@ def test_llvm_takes_it(name: str, architecture: str) -> None:
 def _waits(grid: Grid, architecture: str) -> bool:
     """Whether waves have others to wait for: LLVM leaves out the barriers of a group that is one."""
     ir = amd_generator(describe_amd(architecture)).emit(grid, "lw_kernel")
-    return "call void @llvm.amdgcn.s.barrier()" in ir and grid.threads > ARCHITECTURES[architecture]
+    threads = grid.threads * (grid.groups if is_finished_by_last(grid.kernel) else 1)
+    return "call void @llvm.amdgcn.s.barrier()" in ir and threads > ARCHITECTURES[architecture]
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_lines_of_scratch_are_put_together_by_all_threads() -> None:
 
 
 def test_long_rows_have_eight_loads_on_the_way() -> None:
-    (kernel,) = kernels_of(cases.rows("sum", 64, 262144, "bf16"), describe(90, 132))
+    (kernel,) = kernels_of(cases.rows("sum", 128, 131072, "bf16"), describe(90, 132))
     text = text_of(kernel)
     assert ".minnctapersm 1" in text
     block = next(part for part in text.split("$L_") if part.count("ld.global.v4") == 8)

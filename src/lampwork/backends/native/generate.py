@@ -12,13 +12,15 @@ from lampwork.codegen.target import CompiledTemplate, DeviceFunction, HostFuncti
 from lampwork.config import current
 from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
+from lampwork.loops.ir.kernel import is_finished_by_last, iteration_work, parallel_extent, statements
 from lampwork.loops.ir.nodes import Extern, Kernel, Store, Template
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_kernel
 from lampwork.loops.schedule.schedule import schedule
 
 NO_GRIDS: Mapping[str, str] = MappingProxyType({})
+ALL_AT_ONCE = 1 << 62
+"""Work of a chunk, of which there is then one."""
 Step = list[Kernel] | Template | Extern
 
 
@@ -128,7 +130,7 @@ def _kernel_task(
         _stores(kernel),
         parallel_extent(kernel),
         iteration_work(kernel),
-        target.kernel_work,
+        ALL_AT_ONCE if is_finished_by_last(kernel) else target.kernel_work,
         kernel.origin,
     )
 

@@ -103,6 +103,9 @@ class AmdWriter(DeviceWriter):
     def _address(self, number: int) -> str:
         return self.b.emit(f"addrspacecast ptr addrspace(1) %b{number} to ptr", "i64", 1).text
 
+    def _counters(self) -> str:
+        return self.b.emit("addrspacecast ptr addrspace(1) %counters to ptr", "i64", 1).text
+
     def _head(self, name: str) -> str:
         threads = self.grid.threads * self.grid.groups
         attributes = [

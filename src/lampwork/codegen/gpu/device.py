@@ -34,9 +34,21 @@ from lampwork.loops.ir.grid import (
 )
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.kernel import statements
-from lampwork.loops.ir.nodes import Buffer, CombineOp, DType, Load, Loop, ReduceLoop, ScanLoop, Stmt, Store
+from lampwork.loops.ir.nodes import (
+    Buffer,
+    CombineOp,
+    DType,
+    Load,
+    Loop,
+    ReduceLoop,
+    ScanLoop,
+    Stmt,
+    Store,
+    WhenLast,
+)
 from lampwork.loops.ir.traverse import walk_once
 from lampwork.loops.schedule.grid import MOST_THREADS
+from lampwork.loops.schedule.last_block import AT_A_TIME
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
@@ -128,6 +140,10 @@ class DeviceWriter(ClusterWriter):
         self._alone = False  # whether threads want the registers that there are if a block is alone
         # Of a row's last turn, which not all threads have: whether this one does.
         self._inside: Value | None = None
+        self._block = grid.threads, grid.groups
+        self._is_whole = (
+            False  # whether all threads of a block are one group, in the code that is being written
+        )
 
     def _emitter(self, written: frozenset[str]) -> GridEmitter:
         emitter = DeviceEmitter(self.b, written=written, error_flag="")
@@ -166,16 +182,19 @@ class DeviceWriter(ClusterWriter):
                 *(f"{pointer} %b{number}" for number in range(buffers)),
                 *(f"i64 %s{number}" for number in range(sizes)),
                 "i64 %extent",
+                *([f"{pointer} %counters"] if self.grid.counters else []),
             ]
         )
 
     def _head(self, name: str) -> str:
         """The line that the function begins with, up to its body."""
         x, y = self.grid.block
-        alone = ' "nvvm.minctasm"="1"' if self._alone else ""
         clusters = ' "nvvm.cluster_dim"="0"' if self._is_cluster else ""  # as a launch says
+        # As many blocks as there are for whole rows run at the same time, if their threads take no more registers.
+        least = 1 if self._alone else max(AT_A_TIME // (x * y), 1) if self.grid.counters else 0
+        at_once = f' "nvvm.minctasm"="{least}"' if least else ""
         return (
-            f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{x * y}"{alone}{clusters}'
+            f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{x * y}"{at_once}{clusters}'
         )
 
     def _for_both(self, buffers: Sequence[str], env: Env) -> None:
@@ -199,7 +218,7 @@ class DeviceWriter(ClusterWriter):
     def _blocks(self, env: Env) -> None:
         """The iterations of a group, or of the thread of a flat kernel."""
         b, grid, loop = self.b, self.grid, parallel_loop(self.kernel)
-        thread, (block, blocks) = self._thread(), self._block()
+        thread, (block, blocks) = self._thread(), self._own_block()
         extent = Value("%extent", "i64")
         if grid.is_flat:
             position, total = b.add(b.mul(block, grid.groups), thread), b.mul(blocks, grid.groups)
@@ -224,15 +243,11 @@ class DeviceWriter(ClusterWriter):
         if self._is_cluster:
             self._end_cluster()
 
-    def _block(self) -> tuple[Value, Value]:
+    def _own_block(self) -> tuple[Value, Value]:
         """The number of the block or cluster, and how many there are."""
         if self._is_cluster:
             return self._register("clusterid.x"), self._register("nclusterid.x")
         return self._register("ctaid.x"), self._register("nctaid.x")
-
-    def _thread(self) -> Value:
-        """The number of the thread in its group."""
-        return self._thread_of_cluster() if self._is_cluster else self._register("tid.x")
 
     @contextmanager
     def _where(self, condition: Value) -> Generator[None]:
@@ -262,7 +277,7 @@ class DeviceWriter(ClusterWriter):
             places = [b.add(index, turn * grid.groups * grid.lanes) for turn in range(grid.turns)]
             for place in places:
                 inside = env.in_loop(loop.axis).with_index(loop.axis.name, place)
-                self._read_early(loop, self.vectorized(inside, loop.axis.name, grid.lanes, grid.lanes))
+                self.read_early(loop, self.vectorized(inside, loop.axis.name, grid.lanes, grid.lanes))
             for place in places:
                 self.iteration(loop, place, grid.lanes, env)
 
@@ -303,6 +318,17 @@ class DeviceWriter(ClusterWriter):
                 return super()._statement(stmt, env)
         return super()._statement(stmt, env)
 
+    def _thread(self) -> Value:
+        """The number of this thread in its group."""
+        return self._thread_of_cluster() if self._is_cluster else self._thread_of_block()
+
+    def _thread_of_block(self) -> Value:
+        """The number of this thread in its group, or in its block if the group is a cluster."""
+        b, thread = self.b, self._register("tid.x")
+        if not self._is_whole or self._block == (self.grid.threads, 1):
+            return thread
+        return b.add(b.mul(self._register("tid.y"), self._block[0]), thread)
+
     def _register(self, name: str) -> Value:
         """A special register, as i64."""
         intrinsic = f"llvm.nvvm.read.ptx.sreg.{name}"
@@ -329,6 +355,56 @@ class DeviceWriter(ClusterWriter):
 
     def _declare_shared(self) -> None:
         self.module.declare("shared", f"@shared = external addrspace(3) global [0 x i8], align {ALIGNED}")
+
+    # --- the last iteration -------------------------------------------------------------------------------------------
+
+    def when_last(self, last: WhenLast, env: Env) -> None:
+        """All threads of the block run the body as one group.
+
+        That the block which comes last sees what the others stored: their stores come before the barrier of their
+        block, that before the fence of its first thread, and the fence before the thread's addition to the counter. The
+        additions to one counter have an order, and the last one finds those of all others done; after it come a fence,
+        the barrier of the block, and the loads. A fence of the device's scope and a barrier of the block's carry on
+        whatever came before them (PTX's causality order, in which an atomic operation of any strength between two such
+        fences synchronizes), so no load of the body is before any of these stores. The body's loads are plain ones: the
+        fence behind the addition sees to it that none is served from what the multiprocessor's own cache has of before.
+        """
+        b, grid, outer = self.b, self.grid, self._is_whole
+        self.grid, self._is_whole = replace(grid, threads=grid.threads * grid.groups, groups=1), True
+        self.barrier()
+        inside, done = b.new_label("last"), b.new_label("others")
+        if not last.near:
+            b.branch_if(self._comes_last(last, env), inside, done)
+            b.start(inside)
+        with b.scope():
+            self.statements(last.body, replace(env, bases={**env.bases, **self._shared_memory()}))
+        if not last.near:
+            b.branch(done)
+            b.start(done)
+        self.grid, self._is_whole = grid, outer
+
+    def _comes_last(self, last: WhenLast, env: Env) -> Value:
+        """Count this block. The counter starts again from 0 where all have come."""
+        b = self.b
+        counter = b.element(self._counters(), "i32", self.counter(last, env)).text
+        room = self._room(0, "i32", 1, "came")
+        first, counted = b.new_label("count"), b.new_label("counted")
+        b.branch_if(b.cmp("eq", self._thread(), 0), first, counted)
+        b.start(first)
+        scope = f'syncscope("{self._device.scope}")'
+        b.line(f"fence {scope} acq_rel")
+        count = f"atomicrmw uinc_wrap ptr {counter}, i32 {last.among - 1} {scope} monotonic, align 4"
+        came = b.emit(count, "i32", 1, pure=False)
+        b.line(f"fence {scope} acq_rel")
+        b.line(f"store i32 {came.text}, ptr {room}")
+        b.branch(counted)
+        b.start(counted)
+        self.barrier()
+        return b.cmp("eq", b.emit(f"load i32, ptr {room}", "i32", 1, pure=False), last.among - 1)
+
+    def _counters(self) -> str:
+        """The address of the counters, as a pointer to any memory."""
+        return "%counters"
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
@@ -450,7 +526,7 @@ class DeviceWriter(ClusterWriter):
             return super()._scan(scan, env)
         b, threads = self.b, self.grid.threads
         reduction = Reduction(scan.op, scan.dtype, self.target.has_maximum)
-        thread, zero = self._register("tid.x"), b.const(0, "i64")
+        thread, zero = self._thread(), b.const(0, "i64")
         end = self.emitter.emit_index(scan.axis.extent, env)
         with b.loop(zero, end, threads, reduction.initial(b, 1)) as loop:
             place = b.add(loop.index, thread)
@@ -477,12 +553,12 @@ class DeviceWriter(ClusterWriter):
         """The states of a thread and all before it in the group, and those of all."""
         b, threads = self.b, self.grid.threads
         within = min(threads, WARP)
-        lane = b.and_(self._register("tid.x"), within - 1)
+        lane = b.and_(self._thread(), within - 1)
         state = self._up_to(reduction, state, lane, within)
         total = [self._shuffled(value, "idx", within - 1, within) for value in state]
         if threads <= WARP:
             return state, total
-        warps, warp = threads // WARP, b.lshr(self._register("tid.x"), 5)
+        warps, warp = threads // WARP, b.lshr(self._thread(), 5)
         rooms = [self._room(number, value.dtype, warps) for number, value in enumerate(state)]
         self._leave(rooms, total, b.cmp("eq", lane, 0), warp)
         self.barrier()
@@ -513,7 +589,7 @@ class DeviceWriter(ClusterWriter):
     ) -> list[State]:
         """Each warp leaves its state in shared memory, and each lane takes that of a warp from there."""
         b = self.b
-        thread = self._register("tid.x")
+        thread = self._thread_of_block()
         lane, warp = b.and_(thread, WARP - 1), b.lshr(thread, 5)
         values = [value for state in states for value in state]
         rooms = [self._room(number, value.dtype, warps) for number, value in enumerate(values)]
@@ -526,7 +602,7 @@ class DeviceWriter(ClusterWriter):
     ) -> list[State]:
         """The states of which `count` lie in rooms, side by side, merged; `states`: of this thread, as they are."""
         b = self.b
-        mine = b.and_(b.and_(self._register("tid.x"), WARP - 1), count - 1)
+        mine = b.and_(b.and_(self._thread_of_block(), WARP - 1), count - 1)
         values = [value for state in states for value in state]
         taken = [self._take(room, value.dtype, mine) for room, value in zip(rooms, values, strict=True)]
         found: list[State] = []

@@ -16,7 +16,8 @@ from lampwork.codegen.llvm.env import Env
 from lampwork.codegen.llvm.reduce import Reduction, State
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.grid import Grid, parallel_loop
-from lampwork.loops.ir.nodes import Store
+from lampwork.loops.ir.kernel import statements
+from lampwork.loops.ir.nodes import Store, WhenLast
 
 
 class EmulatedWriter(GridWriter):
@@ -30,6 +31,7 @@ class EmulatedWriter(GridWriter):
         b.line("%error = alloca i64")
         b.line("store i64 0, ptr %error")
         env, heap = self._scratch(Env(sizes=self._sizes(), bases=self._parameters()))
+        self._count_places()
         begin, end, loop = Value("%begin", "i64"), Value("%end", "i64"), parallel_loop(self.kernel)
         lanes = self.grid.lanes if self.grid.is_flat else 1
         if lanes > 1 and loop is not None:
@@ -51,6 +53,36 @@ class EmulatedWriter(GridWriter):
 
     def barrier(self) -> None:
         pass
+
+    def _count_places(self) -> None:
+        """Room for the counters. That of neighbours is one: they come one after another."""
+        lasts = [each for each in statements(self.kernel.body) if isinstance(each, WhenLast)]
+        sizes = [1 if each.near else each.counters for each in lasts]
+        self._places = {id(each): sum(sizes[:number]) for number, each in enumerate(lasts)}
+        if not lasts:
+            return
+        self._counters = self.b.alloca(f"[{sum(sizes)} x i32]", 4)
+        self.module.declare("memset", "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        self.b.line(
+            f"call void @llvm.memset.p0.i64(ptr {self._counters}, i8 0, i64 {4 * sum(sizes)}, i1 false)"
+        )
+
+    def when_last(self, last: WhenLast, env: Env) -> None:
+        """Iterations come one after another, all of them in one call."""
+        b = self.b
+        inside, done = b.new_label("last"), b.new_label("others")
+        number = b.const(0, "i64") if last.near else self.emitter.emit_index(last.counter, env)
+        place = b.element(self._counters, "i32", b.add(number, self._places[id(last)])).text
+        came = b.add(b.emit(f"load i32, ptr {place}", "i32", 1, pure=False), 1)
+        is_last = b.cmp("eq", came, last.among)
+        left = b.select(is_last, 0, came)
+        b.line(f"store i32 {left.text}, ptr {place}")
+        b.branch_if(is_last, inside, done)
+        b.start(inside)
+        with b.scope():
+            self.statements(last.body, env)
+        b.branch(done)
+        b.start(done)
 
     def first_thread(self, store: Store, env: Env) -> None:
         self.emitter.write(store, env)

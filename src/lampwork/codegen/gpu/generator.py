@@ -200,8 +200,8 @@ class GpuGenerator:
 
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
         handle: Any = pending.result()
-        shared = as_index(grid.shared_bytes)
-        return DeviceFunction(handle, grid.block, grid.per_block, shared, grid.cluster)
+        shared, counters = as_index(grid.shared_bytes), as_index(grid.counters)
+        return DeviceFunction(handle, grid.block, grid.per_block, shared, grid.cluster, counters)
 
     def compile_rows(self, kernel: Kernel, flag: str | None = None) -> HostFunction | DeviceRows:
         name, grid = KernelName.of(kernel), on_grid(kernel)

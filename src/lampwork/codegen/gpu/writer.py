@@ -7,7 +7,7 @@ turns of a loop, reduces across its threads and waits.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -25,6 +25,7 @@ from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.grid import ALIGNED, Grid, is_shared, is_side_by_side, parallel_loop, shared_loops
 from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.kernel import statements
 from lampwork.loops.ir.nodes import (
     Barrier,
     Buffer,
@@ -32,11 +33,14 @@ from lampwork.loops.ir.nodes import (
     DType,
     Let,
     Load,
+    Local,
     Loop,
     Op,
     ReduceLoop,
+    Reducer,
     Stmt,
     Store,
+    WhenLast,
 )
 from lampwork.loops.ir.traverse import walk_once
 from lampwork.records import record
@@ -136,6 +140,7 @@ class GridWriter(KernelWriter):
         self.grid = grid
         super().__init__(module, grid.kernel, target)
         self.b.coarse = _is_coarse(grid)
+        self.maxima = _maxima(grid.kernel.body)
 
     # --- what machines differ in --------------------------------------------------------------------------------------
 
@@ -160,6 +165,11 @@ class GridWriter(KernelWriter):
     @abstractmethod
     def first_thread(self, store: Store, env: Env) -> None:
         """A store that one thread of the group makes."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def when_last(self, last: WhenLast, env: Env) -> None:
+        """What the iteration that comes last runs, in its place."""
         raise NotImplementedError
 
     @property
@@ -192,13 +202,13 @@ class GridWriter(KernelWriter):
             env = self.vectorized(env, loop.axis.name, lanes, lanes)
         with self.b.scope():
             if not self.grid.is_flat:
-                self._read_early(loop, env)
+                self.read_early(loop, env)
             self.statements(loop.body, env)
 
-    def _read_early(self, loop: Loop, env: Env) -> None:
-        """What a group reads once a row is on the way before the threads wait for each other, and what a thread of a
+    def read_early(self, loop: Loop | ReduceLoop, env: Env) -> None:
+        """What a group reads once a turn is on the way before the threads wait for each other, and what a thread of a
         flat kernel reads before it computes."""
-        known = {loop.axis.name}
+        known = {*env.indices, loop.axis.name}
         ends = [stmt for stmt in loop.body if isinstance(stmt, Let | Store)]
         for part in walk_once(*(stmt.value for stmt in ends)):
             if (
@@ -215,6 +225,9 @@ class GridWriter(KernelWriter):
     def _statement(self, stmt: Stmt, env: Env) -> Env:
         if isinstance(stmt, Barrier):
             self.barrier()
+            return env
+        if isinstance(stmt, WhenLast):
+            self.when_last(stmt, env)
             return env
         if isinstance(stmt, Store) and env.vector is None and not self.grid.is_flat:
             self.first_thread(stmt, env)
@@ -244,6 +257,15 @@ class GridWriter(KernelWriter):
         limit = self.emitter.emit_index(loop.limit, env)
         return self.b.select(self.b.cmp("lt", limit, end), limit, end)
 
+    def counter(self, last: WhenLast, env: Env) -> Value:
+        """The number of a counter among all of the kernel."""
+        before = 0
+        for each in statements(self.kernel.body):
+            if each is last:
+                return self.b.add(self.emitter.emit_index(last.counter, env), before)
+            before += each.counters if isinstance(each, WhenLast) and not each.near else 0
+        raise CodegenError(f"{self.kernel.name} has no such counter")
+
     def _reduce(self, loop: ReduceLoop, env: Env) -> Env:
         if env.vector is None and is_shared(loop):
             return SharedReduce(self, loop, env).write()
@@ -264,8 +286,40 @@ def _is_coarse(grid: Grid) -> bool:
     return not any(part.name in _STEPS or part.dtype[0] in "iu" for part in parts)
 
 
+def _maxima(body: Sequence[Stmt]) -> frozenset[str]:
+    """The names of results that are the largest of some values."""
+    found: set[str] = set()
+    for stmt in statements(body):
+        if isinstance(stmt, ReduceLoop):
+            found |= {each.name for each in stmt.reducers if each.op == "max"}
+        elif isinstance(stmt, Let) and isinstance(stmt.value, Local) and stmt.value.name in found:
+            found.add(stmt.name)
+    return frozenset(found)
+
+
+def _sums_powers(reducer: Reducer, maxima: Set[str]) -> bool:
+    """Whether what is summed is e ** (x - m) of numbers of half types, m being the maximum of them."""
+    value = reducer.value
+    if reducer.op != "sum" or not isinstance(value, Op) or value.name != "exp" or value.dtype != "f32":
+        return False
+    (apart,) = value.args
+    if not isinstance(apart, Op) or apart.name != "sub":
+        return False
+    if not isinstance(apart.args[1], Local) or apart.args[1].name not in maxima:
+        return False
+    read = [part for part in walk_once(apart) if isinstance(part, Load)]
+    return bool(read) and all(load.buffer.dtype in HALVES for load in read)
+
+
 class ThreadReduce(ReduceWriter):
-    """A reduction of one thread."""
+    """A reduction of one thread, or one whose turns all threads of a group run alike."""
+
+    w: GridWriter
+
+    def _turn(self, env: Env, carried: list[Value]) -> list[Value]:
+        if env.vector is None and not self.w.grid.is_flat and shared_loops(self.loop.body):
+            self.w.read_early(self.loop, env)
+        return super()._turn(env, carried)
 
     def _unroll(self, extent: Value) -> int:
         values = [reducer.value for reducer in self.loop.reducers]
@@ -299,8 +353,12 @@ class SharedReduce(ReduceWriter):
         self.lanes = writer.grid.lanes_of(loop) if writer.wide else 1
         cheap = not has_loops(loop.body) and cost([*expressions(loop.body), *values]) <= CHEAP
         carried = Carried(self._initial, self._narrowed, self._merged, cheap)
+        self.b.sums_powers = not loop.body and all(
+            _sums_powers(each, writer.maxima) for each in loop.reducers
+        )
         totals = writer.share(self.axis, end, self.lanes, self.env, self._turn, carried)
         env = self.outer
+        self.b.sums_powers = False
         states = writer.across_group(self.reductions, self._split(totals))
         for reducer, reduction, state in zip(loop.reducers, self.reductions, states, strict=True):
             env = env.with_local(reducer.name, reduction.result(self.b, state))

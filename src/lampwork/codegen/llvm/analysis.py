@@ -20,6 +20,7 @@ from lampwork.loops.ir.nodes import (
     ScanLoop,
     Stmt,
     Store,
+    WhenLast,
 )
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.traverse import Node, Part, rewrite, walk_once
@@ -52,6 +53,8 @@ class Varying:
                     self.dtypes.add(stmt.dtype)
                 self._bind(stmt.name, varies)
                 self.statements(stmt.after)
+            elif isinstance(stmt, WhenLast):
+                self.statements(stmt.body)
 
     def reducers(self, stmt: ReduceLoop) -> None:
         for reducer in stmt.reducers:

@@ -79,12 +79,14 @@ class Builder:
     `scope()` opens a region whose values are forgotten at its end, as a loop body's are.
 
     coarse: whether float32 results need no more digits than half types have, with some to spare.
+    sums_powers: whether powers of e by negative numbers are added up, the largest being 1: others may be less exact.
     """
 
     def __init__(self, module: Module, target: Target) -> None:
         self.module = module
         self.target = target
         self.coarse = False
+        self.sums_powers = False
         # Without the flag LLVM keeps every rounding; `fma` is the only way to have a product and a sum rounded once.
         self._contract = " contract" if target.contract else ""
         self.block = "entry"

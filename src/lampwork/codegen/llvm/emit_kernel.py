@@ -38,6 +38,7 @@ from lampwork.loops.ir.nodes import (
     ScanLoop,
     Stmt,
     Store,
+    WhenLast,
 )
 from lampwork.loops.ir.traverse import walk_once
 
@@ -180,7 +181,7 @@ class KernelWriter:
             return self._reduce(stmt, env)
         if isinstance(stmt, ScanLoop):
             return self._scan(stmt, env)
-        raise CodegenError("a barrier in a kernel of one thread")
+        raise CodegenError("threads wait for each other in a kernel of one thread")
 
     def _reduce(self, loop: ReduceLoop, env: Env) -> Env:
         return emit_reduce.emit_reduce(self, loop, env)
@@ -451,6 +452,8 @@ def _written(stmts: Sequence[Stmt]) -> frozenset[str]:
             names |= _written(stmt.body)
         elif isinstance(stmt, ScanLoop):
             names |= _written(stmt.body) | _written(stmt.after)
+        elif isinstance(stmt, WhenLast):
+            names |= _written(stmt.body)
     return frozenset(names)
 
 

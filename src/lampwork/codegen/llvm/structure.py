@@ -30,6 +30,7 @@ from lampwork.loops.ir.nodes import (
     Stmt,
     Store,
     Template,
+    WhenLast,
 )
 
 
@@ -158,6 +159,9 @@ class _Namer:
             return ("store", buffer, index, self._expr(stmt.value), stmt.combine)
         if isinstance(stmt, Barrier):
             return ("barrier",)
+        if isinstance(stmt, WhenLast):
+            counter = self._index(stmt.counter), stmt.counters, stmt.among, stmt.near
+            return ("last", counter, self._statements(stmt.body))
         axis = self._axis(stmt.axis)
         if isinstance(stmt, Loop):
             limit = None if stmt.limit is None else self._index(stmt.limit)

@@ -25,6 +25,8 @@ MOST_POWER = 126.0  # |n| up to which 2^n is a normal number
 
 def exp(b: Builder, x: Value) -> Value:
     """e ** x: infinity above 88.7, subnormal and then 0 below -87.3."""
+    if b.target.exp2 is not None and b.sums_powers:
+        return _power_at_once(b, x, b.target.exp2, 1.0)
     if b.target.exp2 is not None:
         if b.coarse:
             # The root is a normal number where the power is not.
@@ -137,7 +139,8 @@ def _power_of_two(b: Builder, n: Value) -> Value:
 
 
 def _power_at_once(b: Builder, x: Value, exp2: Callable[[Builder, Value], Value], scale: float) -> Value:
-    """e ** (scale * x), to 2^-17 of itself: for what is rounded to a half type (`Builder.coarse`)."""
+    """e ** (scale * x), to 2^-17 of itself, and to 2^-24 of 1 for a negative power: for what is rounded to a half type
+    (`Builder.coarse`), or added to larger ones (`Builder.sums_powers`)."""
     return exp2(b, b.mul(x, scale * LOG2_E))
 
 

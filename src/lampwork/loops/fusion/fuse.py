@@ -7,6 +7,7 @@
     inline      Maps into reductions, epilogues and scans; what costs nothing into everybody
     by row      reductions of whole tensors that read what is made of their rows
     group       producers and consumers over the same rows (softmax, layer norm), and Maps over the same points
+    ends        of a card: what all rows of a group together give (the mean of a loss) into it
 
 Every step taken or not is a `Decision` with its reason (log topic "loops").
 """
@@ -20,6 +21,7 @@ from lampwork.loops.fusion.fuse_epilogue import fold_epilogues
 from lampwork.loops.fusion.fuse_group import form_groups
 from lampwork.loops.fusion.fuse_inline import drop_units, drop_unused, inline_everywhere, inline_into_maps
 from lampwork.loops.fusion.group import Decision, Group
+from lampwork.loops.fusion.join_ends import join_ends
 from lampwork.loops.fusion.split_sums import split_sums
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.machine import Machine
@@ -58,6 +60,8 @@ def fuse(
     inline_everywhere(work)
     work = split_sums(work)
     groups = form_groups(work)
+    if machine.processors:
+        groups = join_ends(groups, outputs, work.decisions)
     return groups, work.decisions
 
 

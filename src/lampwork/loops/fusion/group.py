@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lampwork.loops.ir.definitions import outs_of, reads_of
-from lampwork.loops.ir.nodes import Axis, Buffer, Definition
+from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Map, Reduce
 from lampwork.loops.ir.printing import format_axes, format_definitions
 from lampwork.records import record
 
@@ -19,7 +19,9 @@ class Group:
 
     pointwise: Maps over the same axes, which read each other only at the same point.
     rows: Maps and Reduces whose first axes are `rows`: what one row makes is read by the same row only. A Reduce has
-        exactly `rows` as its axes; a Map has `rows` and then axes of its own.
+        exactly `rows` as its axes; a Map has `rows` and then axes of its own. On a card they may end with what all rows
+        together give: Reduces of single values over `rows`, which read what rows make at the same row, and Maps of
+        these, without axes (`ends_of`).
     scan, gemm, attention, pack, recurrence, extern: exactly one definition of that type.
 
     `private` are the buffers that nothing outside of the group reads: they need no memory but the kernel's scratch.
@@ -56,6 +58,13 @@ class Decision:
 
     def __str__(self) -> str:
         return f"{'yes' if self.verdict else 'no '}  {self.what}: {self.reason}"
+
+
+def ends_of(group: Group) -> tuple[Map | Reduce, ...]:
+    """The definitions of what all rows together give."""
+    if not group.rows or group.kind != "rows":
+        return ()
+    return tuple(each for each in group.definitions if isinstance(each, Map | Reduce) and not each.axes)
 
 
 def format_groups(groups: Sequence[Group]) -> str:

@@ -7,7 +7,8 @@ ReduceLoop reduces, so that each has the result; those of a ScanLoop in none of 
 there are threads; a Store outside of vector loops is made by the first thread, which alone reads what it is made of.
 Scratch belongs to the group, in shared memory; that of a flat kernel to the block, and each iteration has places of its
 own in it. A `Barrier` stands wherever a thread might otherwise miss what another
-wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too.
+wrote, or write what another has yet to read; the reduction of a vector ReduceLoop is one too. The body of a WhenLast is
+run by all threads of a block as by one group.
 
 A group may be the threads of several blocks, which are a *cluster* then: they run at the same time, and wait for each
 other as the threads of a block do.
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence, Set
 from lampwork.loops.ir.addresses import ITEM_BYTES
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, FloorDiv, Index, Mod, Var
+from lampwork.loops.ir.kernel import counters_of
 from lampwork.loops.ir.nodes import (
     Buffer,
     DType,
@@ -76,6 +78,11 @@ class Grid:
     sums: frozenset[DType] = NONE
     turns: int = 1
     cluster: int = 1
+
+    @property
+    def counters(self) -> int:
+        """Of the device's memory, which are zero before and after a launch: for the WhenLasts."""
+        return counters_of(self.kernel)
 
     @property
     def is_flat(self) -> bool:

@@ -12,7 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lampwork.loops.ir.expr import cost, indices, loads
 from lampwork.loops.ir.index import ZERO, Index, as_index
-from lampwork.loops.ir.nodes import Barrier, Buffer, Expr, Kernel, Let, Load, Loop, Reducer, Stmt, Store
+from lampwork.loops.ir.nodes import (
+    Barrier,
+    Buffer,
+    Expr,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    Reducer,
+    Stmt,
+    Store,
+    WhenLast,
+)
 
 
 def make_kernel(name: str, body: Sequence[Stmt], scratch: Sequence[Buffer], origin: str = "") -> Kernel:
@@ -39,6 +51,17 @@ def iteration_work(kernel: Kernel) -> Index:
     loop = _parallel_loop(kernel)
     body = kernel.body if loop is None else loop.body
     return _total(_work(stmt) for stmt in body)
+
+
+def counters_of(kernel: Kernel) -> int:
+    """How many counters its WhenLasts have, side by side in the order of `statements`."""
+    lasts = (stmt for stmt in statements(kernel.body) if isinstance(stmt, WhenLast))
+    return sum(stmt.counters for stmt in lasts if not stmt.near)
+
+
+def is_finished_by_last(kernel: Kernel) -> bool:
+    """Whether some iteration finishes what others did: all of them have to be run by the same call."""
+    return any(isinstance(stmt, WhenLast) for stmt in statements(kernel.body))
 
 
 def statements(body: Iterable[Stmt]) -> Iterator[Stmt]:
@@ -72,6 +95,8 @@ def _work(stmt: Stmt) -> Index:
     own = as_index(sum(cost(expr) for expr in stmt_exprs(stmt)))
     if isinstance(stmt, Let | Store | Barrier):
         return own
+    if isinstance(stmt, WhenLast):
+        return _total(_work(each) for each in inner_body(stmt)) // stmt.among
     return (own + _total(_work(each) for each in inner_body(stmt))) * stmt.axis.extent
 
 

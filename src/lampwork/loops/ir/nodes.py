@@ -554,7 +554,23 @@ class Barrier(Statement):
     """In a kernel on a grid (grid.py): the threads of a group wait for each other, and then see what others wrote."""
 
 
-Stmt = Let | Store | Loop | ReduceLoop | ScanLoop | Barrier
+@record
+class WhenLast(Statement):
+    """In a kernel on a grid (grid.py), at the end of an iteration of the parallel loop, or of the body of another one:
+    the iteration that comes here last, of the `among` ones that count with the same of `counters` counters, runs the
+    body. It sees what all of them stored before they came here.
+
+    near: these are `among` neighbours from a multiple of `among` on, which are the groups of a block.
+    """
+
+    counter: Index
+    counters: int
+    among: int
+    body: tuple[Stmt, ...]
+    near: bool = False
+
+
+Stmt = Let | Store | Loop | ReduceLoop | ScanLoop | Barrier | WhenLast
 
 
 @record

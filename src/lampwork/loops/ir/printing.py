@@ -39,6 +39,7 @@ from lampwork.loops.ir.nodes import (
     Stmt,
     Store,
     View,
+    WhenLast,
 )
 
 _INFIX = {
@@ -217,7 +218,11 @@ def _stmt(stmt: Stmt, depth: int) -> list[str]:
         return [f"{pad}{place} {_combined(stmt.combine)}= {_bare(stmt.value)}"]
     if isinstance(stmt, Barrier):
         return [f"{pad}barrier"]
-    lines: list[str] = []
+    if isinstance(stmt, WhenLast):
+        where = "of a block" if stmt.near else f"at counter {stmt.counter} of {stmt.counters}"
+        lines = [f"{pad}when last of {stmt.among} {where}:"]
+        return [*lines, *(line for each in stmt.body for line in _stmt(each, depth + 1))]
+    lines = []
     if isinstance(stmt, Loop):
         limit = "" if stmt.limit is None else f" up to {stmt.limit}"
         lines.append(f"{pad}{stmt.kind} {_axis(stmt.axis)}{limit}:")

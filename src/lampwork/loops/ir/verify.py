@@ -38,6 +38,7 @@ from lampwork.loops.ir.nodes import (
     ReduceLoop,
     Stmt,
     Store,
+    WhenLast,
 )
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.printing import format_axes
@@ -379,8 +380,9 @@ def _verify_body(
     *,
     vector: bool,
     top: bool,
+    ends: bool = False,
 ) -> None:
-    """Checks statements in order; `bound` grows by what they bind."""
+    """Checks statements in order; `bound` grows by what they bind. ends: an iteration of the parallel loop does."""
     for stmt in body:
         if isinstance(stmt, Let | Store):
             _verify_exprs(kernel, stmt_exprs(stmt), known, variables, bound)
@@ -394,6 +396,10 @@ def _verify_body(
             if vector:
                 raise InvalidLoopsError(f"{kernel.name}: a barrier where threads do not run together")
             continue
+        if isinstance(stmt, WhenLast):
+            _verify_last(kernel, stmt, variables, is_end=stmt is body[-1] and ends)
+            _verify_body(kernel, stmt.body, known, variables, set(bound), vector=False, top=False, ends=True)
+            continue
         if stmt.axis.name in variables:
             raise InvalidLoopsError(f"{kernel.name}: {stmt.axis.name} is bound by two loops")
         is_vector = isinstance(stmt, Loop | ReduceLoop) and stmt.kind in ("vector", "parallel-vector")
@@ -406,13 +412,23 @@ def _verify_body(
                 raise InvalidLoopsError(f"{kernel.name}: the limit of {stmt.axis.name} is not bound")
         inside = variables | {stmt.axis.name}
         local = set(bound)
-        _verify_body(kernel, stmt.body, known, inside, local, vector=vector or is_vector, top=False)
+        is_parallel = isinstance(stmt, Loop) and stmt.kind == "parallel"
+        _verify_body(
+            kernel, stmt.body, known, inside, local, vector=vector or is_vector, top=False, ends=is_parallel
+        )
         _verify_exprs(kernel, stmt_exprs(stmt), known, inside, local)
         if isinstance(stmt, ReduceLoop):
             bound.update(reducer.name for reducer in stmt.reducers)
         elif not isinstance(stmt, Loop):
             local.add(stmt.name)
             _verify_body(kernel, stmt.after, known, inside, local, vector=vector, top=False)
+
+
+def _verify_last(kernel: Kernel, stmt: WhenLast, variables: frozenset[str], *, is_end: bool) -> None:
+    if not is_end:
+        raise InvalidLoopsError(f"{kernel.name}: a WhenLast is not the end of an iteration")
+    if stmt.among < 1 or stmt.counters < 1 or stmt.counter.variables() - variables:
+        raise InvalidLoopsError(f"{kernel.name}: a WhenLast counts nothing")
 
 
 def _verify_exprs(

@@ -5,7 +5,8 @@ other in two steps, is not seen.
 
 Each thread runs the body on its own up to the next barrier, in an order drawn by chance. It is kept who read and wrote
 what: a thread that reads or writes what another one wrote since the last barrier, or writes what another read, is an
-error, whatever the values are; and so is that of another group, barrier or not.
+error, whatever the values are; and so is that of another group, barrier or not. Who comes last to a WhenLast knows of
+all that the others that count with him did before they came.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ import numpy as np
 from lampwork.errors import InvalidLoopsError
 from lampwork.loops.ir.grid import WARP, Grid, is_shared, parallel_loop
 from lampwork.loops.ir.kernel import parallel_extent, statements
-from lampwork.loops.ir.nodes import Barrier, Buffer, Loop, ReduceLoop, Reducer, ScanLoop, Stmt, Store
+from lampwork.loops.ir.nodes import (
+    Barrier,
+    Buffer,
+    Loop,
+    ReduceLoop,
+    Reducer,
+    ScanLoop,
+    Stmt,
+    Store,
+    WhenLast,
+)
 from lampwork.loops.reference.evaluate import NUMPY_DTYPES, convert, highest, reduce_array
 from lampwork.loops.reference.evaluate_kernel import (
     Array,
@@ -83,16 +94,18 @@ class _Traces:
     who: str
     found: dict[str, tuple[Array, Array]] = field(default_factory=dict[str, tuple[Array, Array]])
 
-    def note(self, buffer: str, elements: int, places: Array, owners: Array, *, how: Touch) -> None:
+    def note(
+        self, buffer: str, elements: int, places: Array, owners: Array, *, how: Touch, known: Array
+    ) -> None:
         if buffer not in self.found:
             self.found[buffer] = (np.full(elements, NOBODY), np.full(elements, NOBODY))
         writers, readers = self.found[buffer]
         stores = how != "loads"
         if how == "updates":
             owners = np.full_like(owners, UPDATED)
-        clash = _others(writers[places], owners)
+        clash = _others(writers[places], owners) & ~np.isin(writers[places], known)
         if stores:
-            clash |= _others(readers[places], owners)
+            clash |= _others(readers[places], owners) & ~np.isin(readers[places], known)
         else:
             readers[places] = np.where(_others(readers[places], owners), SEVERAL, owners)
             shared = places[_others(readers[places], owners)]
@@ -145,6 +158,8 @@ class _Run:
     lanes: dict[int, int] = field(default_factory=dict[int, int])
     waits: set[int] = field(default_factory=set[int])
     stored: set[str] = field(default_factory=set[str])
+    came: dict[tuple[int, int], list[set[int]]] = field(default_factory=dict[tuple[int, int], list[set[int]]])
+    """What each iteration knows of that has come to a WhenLast, by statement and counter."""
 
     def __post_init__(self) -> None:
         """What is known of statements, by their ids: the lanes of shared loops, and whether threads wait inside."""
@@ -213,6 +228,7 @@ class _Thread(KernelRun):
         self.of, self.group, self.number, self.traces = run, group, number, traces
         self.grid = run.grid
         self.iteration: Array = np.asarray(group)
+        self.known: set[int] = set()  # iterations of which this one sees all that they stored
         self.apart = (
             self.grid.is_flat
         )  # whether each thread makes the stores that come next, not the first alone
@@ -228,6 +244,7 @@ class _Thread(KernelRun):
         starts += [(first, 1) for first in range(whole + self.group, extent, stride)] if lanes > 1 else []
         for first, width in starts:
             self.iteration = np.arange(first, first + width) if width > 1 else np.asarray(first)
+            self.known = set()
             if loop is not None:
                 self.scope.variables[loop.axis.name] = self.iteration
             self.lanes = width if width > 1 else None
@@ -239,6 +256,8 @@ class _Thread(KernelRun):
             here = (*place, number)
             if isinstance(stmt, Barrier):
                 yield _Wait(here)
+            elif isinstance(stmt, WhenLast):
+                yield from self._when_last(stmt, here)
             elif isinstance(stmt, Loop) and is_shared(stmt):
                 self._share(stmt)
                 self._leave(stmt)
@@ -250,6 +269,19 @@ class _Thread(KernelRun):
                 yield from self._turns(stmt, here)
             else:
                 self._statement(stmt)
+
+    def _when_last(self, stmt: WhenLast, place: tuple[int, ...]) -> Steps:
+        came = self.of.came.setdefault((id(stmt), int(self.scope.index(stmt.counter))), [])
+        yield _Wait((*place, 0))
+        if self.number == 0:
+            came.append({int(self.iteration), *self.known})
+        yield _Wait((*place, 1))
+        if len(came) < stmt.among:
+            return
+        self.known.update(*came)
+        yield from self._together(stmt.body, place)
+        yield _Wait((*place, 2))
+        came.clear()
 
     def _turns(self, loop: Stmt, place: tuple[int, ...]) -> Steps:
         """A loop whose turns all threads run together."""
@@ -348,7 +380,8 @@ class _Thread(KernelRun):
             traces.append((self.of.traces, self.iteration))
         for trace, owner in traces:
             places, owned, reached = np.broadcast_arrays(place, owner, True if active is None else active)
-            trace.note(buffer.name, elements, places[reached], owned[reached], how=how)
+            known = np.array(sorted(self.known) if trace is self.of.traces else (), np.int64)
+            trace.note(buffer.name, elements, places[reached], owned[reached], how=how, known=known)
 
 
 # --- reductions across a group ----------------------------------------------------------------------------------------

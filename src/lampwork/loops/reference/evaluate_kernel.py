@@ -26,6 +26,7 @@ from lampwork.loops.ir.nodes import (
     ScanLoop,
     Stmt,
     Store,
+    WhenLast,
 )
 from lampwork.loops.reference.evaluate import (
     NUMPY_DTYPES,
@@ -157,6 +158,7 @@ class KernelRun:
         self.begin, self.end = begin, end
         self.scope = Scope(self._load, {}, sizes)
         self.lanes: int | None = None  # iterations of the running vector loop
+        self.came: dict[tuple[int, int], int] = {}  # how many iterations, by statement and counter
         for scratch in kernel.scratch:
             if scratch.name not in self.memory:
                 shape, strides = _layout(scratch, sizes)
@@ -175,8 +177,16 @@ class KernelRun:
             self._loop(statement)
         elif isinstance(statement, ReduceLoop):
             self._reduce(statement)
+        elif isinstance(statement, WhenLast):
+            if self._is_last(statement):
+                self._body(statement.body)
         elif not isinstance(statement, Barrier):  # which one thread has no use for
             self._scan(statement)
+
+    def _is_last(self, statement: WhenLast) -> bool:
+        key = id(statement), int(self.scope.index(statement.counter))
+        self.came[key] = (self.came.get(key, 0) + 1) % statement.among
+        return self.came[key] == 0
 
     def _loop(self, loop: Loop) -> None:
         first, last = 0, int(self.scope.index(loop.axis.extent))

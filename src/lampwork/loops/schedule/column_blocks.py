@@ -66,9 +66,11 @@ def tile_of(columns: int, beside: int, lines: int, size: int, machine: Machine) 
     return Tile(width, max(THREADS * lanes // width, 1), pieces)
 
 
-def column_blocks(nest: Nest, vector: Axis) -> tuple[list[Stmt], list[Buffer]] | None:
+def column_blocks(
+    nest: Nest, vector: Axis, width: int | None = None
+) -> tuple[list[Stmt], list[Buffer]] | None:
     """The loops of a nest whose one deep phase reduces columns side by side along `vector`, and their scratch. None
-    where the nest is another or blocks are not worth it."""
+    where the nest is another or blocks are not worth it. width: how many columns a block has to take."""
     phase, *others = nest.phases
     if any(each.inner for each in others) or not phase.reduces:
         return None
@@ -79,6 +81,8 @@ def column_blocks(nest: Nest, vector: Axis) -> tuple[list[Stmt], list[Buffer]] |
         return None
     size = max((ITEM_BYTES[load.dtype] for load in loads(*(each.value for each in phase.items))), default=1)
     tile = tile_of(columns, beside, lines, size, nest.machine)
+    if width is not None and beside % width == 0:
+        tile = Tile(width, max(THREADS * max(ALIGNED // size, 1) // width, 1), 1)
     if tile is None:
         return None
     axis = max(phase.inner, key=lambda axis: axis.extent.as_int() or 0)

@@ -19,7 +19,7 @@ from lampwork.loops.ir.grid import (
     parallel_loop,
     shared_loops,
 )
-from lampwork.loops.ir.kernel import statements, stmt_exprs
+from lampwork.loops.ir.kernel import is_finished_by_last, statements, stmt_exprs
 from lampwork.loops.ir.nodes import (
     Barrier,
     DType,
@@ -31,6 +31,7 @@ from lampwork.loops.ir.nodes import (
     ReduceLoop,
     Stmt,
     Store,
+    WhenLast,
 )
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 from lampwork.loops.ir.traverse import walk_once
@@ -114,6 +115,8 @@ def _is_variant(varied: Grid, grid: Grid) -> bool:
         return False
     if varied.is_flat != grid.is_flat or threads * groups > MOST_THREADS or lanes > _most_lanes(grid):
         return False
+    if is_finished_by_last(grid.kernel) and groups != grid.groups:
+        return False
     if grid.is_flat:
         # Iterations that all use the same places of scratch stay one after the other.
         return groups >= WARP and grid.groups >= WARP and not grid.kernel.scratch
@@ -152,16 +155,38 @@ def _by_model(kernel: Kernel, hints: Mapping[str, int], sums: frozenset[DType]) 
     rows = 1 if outer is None else likely(outer.axis.extent, hints) or UNKNOWN
     if kernel.cluster > 1:
         return cluster_grid(kernel, rows)
+    if is_finished_by_last(kernel):
+        rows *= _turns(body, hints)
     lanes = max(lanes_of(loop, names_of(kernel.scratch), sums) for loop in loops)
     several = Grid(kernel, 1, 1, lanes, sums)
     threads = max(_threads(loop, several.lanes_of(loop), rows, hints) for loop in loops)
     placed = _Barriers(frozenset(buffer.name for buffer in kernel.scratch)).row(body)
     whole = placed if outer is None else (replace(outer, kind="parallel", body=placed),)
     grid = Grid(replace(kernel, body=whole), threads, 1, lanes, sums)
+    if is_finished_by_last(kernel):
+        return _finished(grid)
     groups = SMALL_BLOCK // threads
     while groups > 1 and groups * grid.scratch_bytes > SHARED:
         groups //= 2
     return replace(grid, groups=groups) if threads <= WARP else grid
+
+
+def _turns(body: Sequence[Stmt], hints: Mapping[str, int]) -> int:
+    """How many rows a group takes one after another."""
+    found = [
+        likely(stmt.axis.extent, hints) or 1
+        for stmt in body
+        if isinstance(stmt, Loop | ReduceLoop) and not is_shared(stmt) and shared_loops(stmt.body)
+    ]
+    return max(found, default=1)
+
+
+def _finished(grid: Grid) -> Grid:
+    """Of a kernel whose last iteration finishes it: as many groups in a block as it says, by default one."""
+    lasts = [stmt for stmt in statements(grid.kernel.body) if isinstance(stmt, WhenLast)]
+    groups = next((stmt.among for stmt in lasts if stmt.near), 1)
+    most = MOST_THREADS if groups == 1 else min(MOST_THREADS // groups, WARP)
+    return replace(grid, threads=min(max(grid.threads, WARP // groups, 2), most), groups=groups)
 
 
 def _flat_lanes(loop: Loop, hints: Mapping[str, int]) -> int:
@@ -235,6 +260,11 @@ class _Barriers:
     def _statements(self, body: Sequence[Stmt]) -> list[Stmt]:
         placed: list[Stmt] = []
         for stmt in body:
+            if isinstance(stmt, WhenLast):
+                # All that was stored before is there, for whoever goes on.
+                self.written, self.read = set(), set()
+                placed.append(replace(stmt, body=tuple(self._statements(stmt.body))))
+                continue
             loads, stores = _loads([stmt]) & self.stored, _stores([stmt])
             if loads & self.written or stores & (self.read | self.written):
                 placed.append(self._barrier())

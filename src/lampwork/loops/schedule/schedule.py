@@ -17,21 +17,22 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from lampwork.errors import InvalidLoopsError
-from lampwork.loops.fusion.group import Group
+from lampwork.loops.fusion.group import Group, ends_of
 from lampwork.loops.ir.addresses import stride_of
-from lampwork.loops.ir.definitions import outs_of
+from lampwork.loops.ir.definitions import outs_of, reads_of
 from lampwork.loops.ir.expr import indices
 from lampwork.loops.ir.grid import WARP, scratch_bytes
 from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.kernel import make_kernel
 from lampwork.loops.ir.machine import Machine
-from lampwork.loops.ir.nodes import Axis, Buffer, Kernel, Load, Loop, Stmt
+from lampwork.loops.ir.nodes import Axis, Buffer, Definition, Kernel, Load, Loop, Stmt
 from lampwork.loops.ir.symbols import NO_HINTS, likely
 from lampwork.loops.ir.traverse import rewrite, walk_once
 from lampwork.loops.schedule.build_nest import build_nest
 from lampwork.loops.schedule.clusters import on_clusters, whole_rows
 from lampwork.loops.schedule.column_blocks import column_blocks
 from lampwork.loops.schedule.emit_nest import emit_phase
+from lampwork.loops.schedule.last_block import end_of_rows, in_last_block
 from lampwork.loops.schedule.nest import Item, Nest, Phase
 from lampwork.loops.schedule.row_loops import collapse, wrap_parallel
 from lampwork.loops.schedule.schedule_scan import schedule_scan
@@ -64,14 +65,28 @@ def schedule(group: Group, name: str, machine: Machine, hints: Mapping[str, int]
         return [schedule_scan(group, name, machine, hints)]
     if group.kind not in ("pointwise", "rows"):
         raise InvalidLoopsError(f"a {group.kind} group has no loop schedule")
+    ends = ends_of(group)
+    if ends:
+        return _with_ends(group, ends, name, machine, hints)
     clustered = _by_clusters(group, name, machine, hints)
     if clustered is not None:
         return [clustered]
+    kernels = _apart(group, name, machine, hints)
+    return in_last_block(kernels, machine) if len(kernels) > 1 else kernels
+
+
+def _apart(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> list[Kernel]:
+    """The kernels of a group, what puts results of pieces together being one of its own."""
     stages = split_rows(group, name, machine) or split_reduction(group, name, machine, hints)
-    if len(stages) == 1:
-        return [_schedule_nest(group, name, machine, hints)]
     names = [name, *(f"{name}_{number}" for number in range(1, len(stages)))]
-    return [_schedule_nest(stage, each, machine, hints) for stage, each in zip(stages, names, strict=True)]
+    first = _schedule_nest(stages[0], name, machine, hints)
+    # Blocks of a second stage reduce as many columns as those of the first, so that one finishes what others began.
+    width = _width(first) if machine.processors else None
+    others = [
+        _schedule_nest(stage, each, machine, hints, width)
+        for stage, each in zip(stages[1:], names[1:], strict=True)
+    ]
+    return [first, *others]
 
 
 def _by_clusters(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel | None:
@@ -79,14 +94,44 @@ def _by_clusters(group: Group, name: str, machine: Machine, hints: Mapping[str, 
     return None if whole is None else on_clusters(_schedule_nest(whole, name, machine, hints), machine, hints)
 
 
-def _schedule_nest(group: Group, name: str, machine: Machine, hints: Mapping[str, int]) -> Kernel:
+def _width(kernel: Kernel) -> int | None:
+    """How many columns a block of a kernel reduces, if it does (column_blocks.py)."""
+    outer = kernel.body[0]
+    last = outer.body[-1] if kernel.scratch and isinstance(outer, Loop) and outer.kind == "parallel" else None
+    return last.axis.extent.as_int() if isinstance(last, Loop) and last.kind == "vector" else None
+
+
+def _with_ends(
+    group: Group, ends: Sequence[Definition], name: str, machine: Machine, hints: Mapping[str, int]
+) -> list[Kernel]:
+    """The kernels of rows, and what all of them together give: in the same kernel where that can be."""
+    read = {found for each in ends for found in reads_of(each)}
+    own = tuple(each for each in group.definitions if each not in ends)
+    kernels = _apart(replace(group, definitions=own, private=group.private - read), name, machine, hints)
+    results = frozenset(out.name for each in ends for out in outs_of(each))
+    end = Group("rows", tuple(ends), (), group.private & results)
+    last = _schedule_nest(end, f"{name}_end", machine, hints)
+    if len(kernels) == 1:
+        both = end_of_rows(kernels[0], last, group.private & read, machine)
+        if both is not None:
+            return [both]
+    found = in_last_block([*kernels, last], machine)
+    if len(found) == 1:
+        return found
+    return [*in_last_block(kernels, machine), *schedule(end, f"{name}_end", machine, hints)]
+
+
+def _schedule_nest(
+    group: Group, name: str, machine: Machine, hints: Mapping[str, int], width: int | None = None
+) -> Kernel:
+    """width: how many columns side by side a block has to reduce, where blocks do."""
     nest, scratch = build_nest(group, machine, hints)
     nest.tidy()
     origin = ", ".join(out.name for definition in group.definitions for out in outs_of(definition))
     if group.kind == "pointwise" and len(nest.phases) == 1:
         body = _pointwise(nest, scratch)
     else:
-        body = _rows(nest, scratch)
+        body = _rows(nest, scratch, width)
     if scratch and machine.scratch_bytes is not None:
         needed = scratch_bytes(scratch)
         if needed is None or needed > machine.scratch_bytes:
@@ -197,7 +242,7 @@ def _share(axis: Axis, rows: Sequence[Axis], machine: Machine) -> tuple[Axis | N
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
+def _rows(nest: Nest, scratch: list[Buffer], width: int | None = None) -> list[Stmt]:
     for phase in nest.phases:
         _single_position_axis(nest, phase)
     by_row = _best(nest.rows, nest.phases, nest) if nest.rows else None
@@ -209,7 +254,9 @@ def _rows(nest: Nest, scratch: list[Buffer]) -> list[Stmt]:
     )
     only_row_values = all(not phase.inner for phase in nest.phases)
     blocks = (
-        column_blocks(nest, by_row) if by_row is not None and along_rows > across and not scratch else None
+        column_blocks(nest, by_row, width)
+        if by_row is not None and along_rows > across and not scratch
+        else None
     )
     if blocks is not None:
         scratch += blocks[1]

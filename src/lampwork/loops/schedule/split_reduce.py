@@ -40,14 +40,14 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     if parts is None or not _is_worth_it(parts, machine, hints):
         return [group]
     results = _product(parts.reductions[0].axes, hints) or 1
-    along = any(map(_reads_along, parts.reductions))
+    along = any(map(reads_along, parts.reductions))
     tile = None if along else _tile(parts, machine, hints)
     if tile is not None and tile.pieces == 1:
         return [group]
     enough = machine.pieces(results, along=along) if tile is None else tile.pieces
     stages = _in_two(group, parts, f"{name}_partial", enough, hints, least=tile is not None)
     rest = _parts(stages[-1]) if len(stages) > 1 and machine.tile_side else None
-    if rest is None or any(map(_reads_along, rest.reductions)) or _tile(rest, machine, hints) is not None:
+    if rest is None or any(map(reads_along, rest.reductions)) or _tile(rest, machine, hints) is not None:
         return stages
     count = _product(rest.reductions[0].over, hints) or 1
     if count <= LONG_CHAIN:
@@ -59,7 +59,7 @@ def _tile(parts: _Parts, machine: Machine, hints: Mapping[str, int]) -> Tile | N
     """How blocks of threads of a card reduce the columns that lie side by side, if they do."""
     first = parts.reductions[0]
     columns, lines = _product(first.axes, hints), _product(first.over, hints)
-    if not machine.processors or columns is None or lines is None or not _reads_along(first, first.axes):
+    if not machine.processors or columns is None or lines is None or not reads_along(first, first.axes):
         return None
     size = max(ITEM_BYTES[load.dtype] for load in loads(*(each.value for each in parts.reductions)))
     return tile_of(columns, columns, lines, size, machine)
@@ -141,7 +141,7 @@ def _is_worth_it(parts: _Parts, machine: Machine, hints: Mapping[str, int]) -> b
     rows, size = _product(whole.axes, hints), _product(whole.over, hints)
     if rows is None or size is None or rows * size < 4 * machine.kernel_work or rows > _MANY * size:
         return False
-    return rows < machine.few_items or not any(map(_reads_along, parts.reductions))
+    return rows < machine.few_items or not any(map(reads_along, parts.reductions))
 
 
 def _product(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int | None:
@@ -154,7 +154,7 @@ def _product(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> int | None:
     return total
 
 
-def _reads_along(whole: Reduce, axes: Sequence[Axis] = ()) -> bool:
+def reads_along(whole: Reduce, axes: Sequence[Axis] = ()) -> bool:
     """Whether some load is contiguous along one of the axes, by default the reduced ones."""
     extents = {axis.name: axis.extent for axis in (*whole.axes, *whole.over)}
     offsets = [flat_load(load, extents).index[0] for load in loads(whole.value)]

@@ -22,10 +22,12 @@ from lampwork.loops.ir.index import ONE, Index, as_index
 from lampwork.loops.ir.machine import Machine
 from lampwork.loops.ir.nodes import Axis, Buffer, Const, Definition, DType, Expr, Load, Local, Map, Op, Reduce
 from lampwork.loops.ir.traverse import rewrite
+from lampwork.loops.schedule.split_reduce import reads_along
 from lampwork.records import record
 
 PIECE = 8192
 """Elements of a piece, about: its threads have them in registers from one reduction to the next."""
+BLOCKS = 8  # for each multiprocessor, of pieces that are read once
 
 
 def split_rows(group: Group, name: str, machine: Machine) -> list[Group] | None:
@@ -44,6 +46,9 @@ def split_rows(group: Group, name: str, machine: Machine) -> list[Group] | None:
     if size is None or length is None or not is_few(rows, size, machine):
         return None
     wanted = size // PIECE
+    made = {each.out.name for each in definitions}
+    if not any(load.buffer.name in made for each in definitions for load in _loads(each)):
+        wanted = max(min(wanted, count * BLOCKS // max(rows, 1)), 2)  # nothing has to stay in registers
     pieces = next((n for n in range(wanted, max(wanted // 4, 1), -1) if length % n == 0), None)
     if pieces is None:
         return None
@@ -133,8 +138,11 @@ class _Steps:
                 self.maps[each.out.name] = each
             else:
                 self._store(each)
-        if len(self.made) == 1 and all(part.centre is None for part in self.parts.values()):
-            return None  # each row is read once anyway, by a block
+        # What is read once anyway is worth it for rows, each of which is finished by the block that comes last to it.
+        parts = self.parts.values()
+        is_one = len(self.made) == 1 and not any(part.centre for part in parts)
+        if is_one and not (self.group.rows and all(reads_along(part.whole) for part in parts)):
+            return None
         found = [self._group(step) for step in sorted(self.made)]
         private = self.group.private
         results = {name for name in (*self.parts, *self.maps) if name not in private}
