@@ -17,6 +17,9 @@ T = TypeVar("T")
 SETTLES = 4
 """How many errors a failed capture may leave to whoever launches next."""
 
+_failed: list[Any] = []
+"""Graphs whose captures failed, for good."""
+
 FAR = 1 << 40
 """From where the device's generator stands to where one stands that a capture has without drawing: what another thread
 draws in the moment in which it is the device's is none of the numbers that are drawn otherwise."""
@@ -65,7 +68,8 @@ class Device(Protocol):
         and what `run` gave. draws: whether `run` may draw random numbers.
 
         Raises:
-            Exception: what either raised, and that the device cannot record what it was given.
+            Exception: what either raised, and that the device cannot record what it was given. The memory is not to be
+                recorded into again.
         """
         ...
 
@@ -76,6 +80,7 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._index = index
         self._side: Any = None  # capture needs a stream that is not the default one
+        self._failed = _failed
         self.epoch = 0
 
     @property
@@ -118,12 +123,12 @@ class Cuda:
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
-                self._recover(memory, draws)
+                self._recover(graph, memory, draws)
                 raise
             try:
                 graph.capture_end()
             except RuntimeError:
-                self._recover(memory, draws)
+                self._recover(graph, memory, draws)
                 raise
         before.wait_stream(self._side)
         self._torch._C._cuda_clearCublasWorkspaces()
@@ -142,10 +147,14 @@ class Cuda:
             # Other threads go on allocating and synchronizing meanwhile.
             graph.capture_begin(pool=memory.id, capture_error_mode="thread_local")
 
-    def _recover(self, memory: Any, draws: bool) -> None:
-        """After a capture that torch could not end, its allocator and its generator are in the midst of it, and whoever
-        launches next meets the errors that nobody has asked for."""
+    def _recover(self, graph: Any, memory: Any, draws: bool) -> None:
+        """After a capture that torch could not end, its allocators and its generator are in the midst of it, and
+        whoever launches next meets the errors that nobody has asked for. The allocator of pinned memory stays in the
+        midst, and asks the graph on each allocation: so the graph is kept, and the memory takes no other capture."""
+        self._failed.append(graph)
         self._torch._C._cuda_clearCublasWorkspaces()
+        with contextlib.suppress(RuntimeError):
+            graph.reset()  # newer generators know of the capture until then
         with contextlib.suppress(RuntimeError):  # it is not in the midst
             self._torch._C._cuda_endAllocateToPool(self._index, memory.id)
             self._torch._C._cuda_releasePool(self._index, memory.id)

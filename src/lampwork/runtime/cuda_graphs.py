@@ -82,6 +82,7 @@ class Pool:
         self.device = device
         self.lock = new_lock()
         self._memory: Any = None
+        self._spoilt: list[Any] = []
         self._stream: int | None = None
         self._last: Any = None
 
@@ -90,6 +91,11 @@ class Pool:
         if self._memory is None:
             self._memory = self.device.new_memory()
         return self._memory
+
+    def renew_memory(self) -> None:
+        """After a capture that failed: later graphs share other memory, that of earlier ones stays while these do."""
+        self._spoilt.append(self._memory)
+        self._memory = None
 
     def follow_replays(self) -> None:
         """Have the current stream wait for the replays so far, which used the same memory."""
@@ -337,7 +343,11 @@ class Graphed:
         try:
             graph, places, results = self._device.capture(self._pool.memory, prepare, run, self._draws)
             sources, plan = plan_results(results, (*given, *self.executable.bound), self._unused)
-        except Exception as error:  # noqa: BLE001  (the call itself goes on without)
+        except BaseException as error:
+            self._pool.renew_memory()
+            if not isinstance(error, Exception):
+                raise
+            # The call itself goes on without.
             self.failure = GraphCaptureError(f"a program cannot be captured: {text_of(error)}", fix=_FIX)
             self._forget()
             _tell(self.failure)

@@ -36,7 +36,8 @@ class FakeGraph:
 
 
 class FakeDevice:
-    """`log`: what it was asked for. `fails`: raised at the end of captures."""
+    """`log`: what it was asked for. `fails`: raised at the end of captures; `spoilt`: the memory of those, which
+    torch records into no more."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -45,6 +46,7 @@ class FakeDevice:
         self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.capturing = False
         self.fails: BaseException | None = None
+        self.spoilt: list[Memory] = []
         self._streams = threading.local()
 
     def count(self, what: str) -> int:
@@ -77,6 +79,7 @@ class FakeDevice:
         self, memory: Memory, prepare: Callable[[], Any], run: Callable[[Any], Any], draws: bool
     ) -> Any:
         self.log.append(("capture", self.stream()))
+        assert memory not in self.spoilt
         free = inspect.getclosurevars(run).nonlocals
         outside = [*free["given"], *free["self"].executable.bound]
         before = [tensor.detach().clone() for tensor in outside]
@@ -90,6 +93,9 @@ class FakeDevice:
             assert draws or torch.equal(torch.get_rng_state(), state)
             if self.fails is not None:
                 raise self.fails
+        except BaseException:
+            self.spoilt.append(memory)
+            raise
         finally:
             self.capturing = False
             torch.set_rng_state(state)

@@ -584,7 +584,7 @@ class StubGenerator:
 
 
 BEGINS = ["wait_stream", "stream", "_cuda_clearCublasWorkspaces", "capture_begin"]
-RELEASED = ["_cuda_clearCublasWorkspaces", "_cuda_endAllocateToPool", "_cuda_releasePool"]
+RELEASED = ["_cuda_clearCublasWorkspaces", "reset", "_cuda_endAllocateToPool", "_cuda_releasePool"]
 MEMORY = SimpleNamespace(id=(0, 1))
 
 
