@@ -204,14 +204,14 @@ class Folder(Check):
     def look(self, name: str, value: Any, *, later: bool = False) -> None:
         if not value or value in self.words:
             return
-        path = Path(cast(str, value)).expanduser()
         try:
+            path = Path(cast(str, value)).expanduser()
             path.mkdir(parents=True, exist_ok=True)
             if self.written:
                 # What permissions say is not the whole story: there are superusers, and systems that are read only.
                 with tempfile.NamedTemporaryFile(dir=path, prefix=".lampwork-"):
                     pass
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last one where "~" stands for no home
             raise OptionError(
                 f"option {name!r} takes {self.takes}, got {value!r}: {error}", fix=self.fix
             ) from error

@@ -47,6 +47,20 @@ def keep_file(path: Path, content: bytes) -> None:
         raise
 
 
+def kept_file(path: Path, most: int) -> tuple[bytes, os.stat_result]:
+    """A file of the cache, up to `most` bytes of it and one more where there are more, and what the system says of it.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file: of these, one that nobody writes to would be waited for.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(most + 1), found
+
+
 def is_own(found: os.stat_result) -> bool:
     """Whether a file or folder is this user's, and nobody else can write to it."""
     return found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022

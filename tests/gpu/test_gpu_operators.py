@@ -18,7 +18,14 @@ SHARDS = 24
 EAGER_ON_GPU = {
     # torch knows no shapes of what a library of the card gives.
     **dict.fromkeys(
-        ("geqrf", "linalg.eig", "linalg.lstsq", "linalg.lstsq.grad_oriented", "nn.functional.ctc_loss"),
+        (
+            "geqrf",
+            "linalg.eig",
+            "linalg.eigvals",
+            "linalg.lstsq",
+            "linalg.lstsq.grad_oriented",
+            "nn.functional.ctc_loss",
+        ),
         "LW106",
     ),
     # Two of its results are numbers.

@@ -74,7 +74,7 @@ _UNPROBED = frozenset(
         "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward",
         "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward",
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward",
-        "cudnn_grid_sampler cudnn_grid_sampler_backward",
+        "cudnn_grid_sampler cudnn_grid_sampler_backward _thnn_fused_gru_cell _thnn_fused_gru_cell_backward",
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution lstm gru rnn_tanh",
         "convolution_backward rnn_relu _ctc_loss linalg_lstsq _embedding_bag_forward_only _native_multi_head_attention",
         "_transformer_encoder_layer_fwd",

@@ -163,7 +163,41 @@ def _check_sampled(x: TensorSpec, grid: TensorSpec) -> None:
         raise ShapeError(f"{x} sampled at {grid}")
 
 
+def gru_cell(
+    of_input: TensorSpec,
+    of_hidden: TensorSpec,
+    hidden: TensorSpec,
+    input_bias: TensorSpec | None = None,
+    hidden_bias: TensorSpec | None = None,
+) -> tuple[TensorSpec, ...]:
+    """(the next state, what backward needs). hidden: (B, H), the state; both products with weights: (B, 3H)."""
+    if len(hidden.shape) != 2:
+        raise ShapeError(f"a cell with the state {hidden}")
+    batch, width = hidden.shape
+    gates = (batch, 3 * width)
+    biases = [bias for bias in (input_bias, hidden_bias) if bias is not None]
+    fits = of_input.shape == of_hidden.shape == gates and all(bias.shape == gates[1:] for bias in biases)
+    same = {each.dtype for each in (of_input, of_hidden, *biases)} == {hidden.dtype}
+    if not fits or not same or len(biases) == 1:
+        raise ShapeError(f"a cell of {of_input} and {of_hidden} with {biases} for the state {hidden}")
+    return like(hidden, hidden.shape), like(hidden, (batch, _GRU_KEPT * width))
+
+
+def gru_cell_backward(grad: TensorSpec, kept: TensorSpec, has_bias: bool) -> Attended:
+    """The gradients of both products, of the hidden state, and of the biases."""
+    if len(grad.shape) != 2 or kept.shape != (grad.shape[0], _GRU_KEPT * grad.shape[1]):
+        raise ShapeError(f"the gradient {grad} of a cell that keeps {kept}")
+    batch, width = grad.shape
+    gates, bias = like(kept, (batch, 3 * width)), like(kept, (3 * width,)) if has_bias else None
+    return gates, gates, like(grad, grad.shape), bias, bias
+
+
+_GRU_KEPT = 5
+"""Numbers that backward needs of each one of the state: three gates, the state before, and a part of a product."""
+
 RULES: Mapping[Any, Callable[..., Result]] = {
+    aten._thnn_fused_gru_cell.default: gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
     aten.cudnn_grid_sampler.default: grid_sampler,
     aten.cudnn_grid_sampler_backward.default: grid_sampler_backward,
     aten._scaled_dot_product_efficient_attention.default: efficient_attention,

@@ -34,7 +34,7 @@ WRONG = {
     "fuel": [-2, True, "1"],
     "pass_timeout": [-1, 1.5],
     "logs": ["graph_breaks", "graph,gards", None],
-    "dump": ["/proc/nope", __file__, 3, "a\0b"],
+    "dump": ["/proc/nope", __file__, 3, "a\0b", "~nosuchuser/x"],
     "isa": ["neon", "AVX2", 2],
     "numerics": ["exact", None],
     "fusion": [0, "off"],
@@ -46,7 +46,7 @@ WRONG = {
     "tuning_seconds": [-1, float("nan"), float("inf"), "5"],
     "weights": ["pakced"],
     "memory_budget": [1.5, -0.1, float("nan"), "half"],
-    "cache": [__file__, 3],
+    "cache": [__file__, 3, "~nosuchuser/x"],
 }
 
 
@@ -123,7 +123,14 @@ def test_instruction_sets_are_those_of_the_backend():
 
 @pytest.mark.parametrize(
     "name, text",
-    [("LOGS", "graph_breaks"), ("FUEL", "many"), ("ISA", "neon"), ("DUMP", "/proc/nope"), ("STRICT", "si")],
+    [
+        ("LOGS", "graph_breaks"),
+        ("FUEL", "many"),
+        ("ISA", "neon"),
+        ("DUMP", "/proc/nope"),
+        ("STRICT", "si"),
+        ("CACHE", "~nosuchuser/x"),
+    ],
 )
 def test_a_wrong_variable_is_warned_of_once_and_left_out(monkeypatch, name, text):
     config._read.cache_clear()
@@ -160,7 +167,7 @@ def test_a_pass_that_a_variable_names_may_be_registered_later(monkeypatch):
 
 def test_a_program_starts_with_a_wrong_environment():
     program = "import lampwork, torch; print(lampwork.compile(torch.relu)(torch.ones(2)).sum().item())"
-    wrong = {"LAMPWORK_LOGS": "graph_breaks", "LAMPWORK_STRICKT": "1"}
+    wrong = {"LAMPWORK_LOGS": "graph_breaks", "LAMPWORK_STRICKT": "1", "LAMPWORK_CACHE": "~nosuchuser/x"}
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **wrong},
@@ -170,6 +177,7 @@ def test_a_program_starts_with_a_wrong_environment():
     )
     assert done.returncode == 0 and done.stdout == "2.0\n", done.stderr
     assert done.stderr.count("LAMPWORK_LOGS='graph_breaks' is left out") == 1
+    assert done.stderr.count("LAMPWORK_CACHE='~nosuchuser/x' is left out") == 1
     assert (
         done.stderr.count(
             "nothing reads the environment variable LAMPWORK_STRICKT\n  fix: did you mean 'LAMPWORK_STRICT'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -256,6 +257,19 @@ def test_a_folder_that_cannot_be_written(
     with torch.no_grad():
         torch.testing.assert_close(tuned(x), model(x))
     assert "is not written" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("k", Winner("", 1.0, 1.0))
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DamagedEntry, match="is no regular file"):
+        store.get("k")
+    store.put("k", Winner("", 2.0, 2.0))
+    assert store.get("k") == Winner("", 2.0, 2.0)
 
 
 def test_a_folder_of_everybody_is_not_trusted_with_winners(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from devices import CPU, CUDA, compile_on, record_on
+from torch import nn
 from torch.nn import functional as F
 
 from lampwork.differentiation import attention
 from lampwork.differentiation.joint import Asked, input_of
 from lampwork.errors import UnsupportedOpError
 from lampwork.graph.record import Recorder
+from lampwork.graph.shapes import infer
+from lampwork.graph.shapes_common import ShapeError
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.verify import verify
 from lampwork.runtime.generators import accelerators, drawing_from, state_of
@@ -136,3 +139,68 @@ def test_dropout_of_attention_is_left_to_eager(kernel: str) -> None:
     inputs = [torch.ones(2, 3, 5, 16) for _ in range(3)]
     with pytest.raises(UnsupportedOpError, match="with dropout"):
         record_on(lambda *x: op(*x, *KERNELS[kernel], 0.1, False)[0], inputs)
+
+
+BATCH, WIDE, STATE = (2, 12), (2, 11), (2, 4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_of_gru_are_one_operator_there(bias: bool) -> None:
+    """In forward and, as autograd calls it, in backward. On the CPU a cell is several operators."""
+    cell = nn.GRUCell(3, 4, bias=bias)
+    names = [name for name, _ in cell.named_parameters()]
+    aten = torch.ops.aten
+    op, back = aten._thnn_fused_gru_cell.default, aten._thnn_fused_gru_cell_backward.default
+
+    def fn(x: Any, *params: Any) -> Any:
+        given = dict(zip(names, params, strict=True))
+        state = torch.zeros(2, 4, device=x.device)
+        state = torch.func.functional_call(cell, given, (x, state)).detach()
+        y, kept = op(x @ params[0].t(), state @ params[1].t(), state, *params[2:])
+        return y, *(each for each in back(y * 2, kept, bias) if each is not None)
+
+    inputs = [torch.ones(2, 3), *(parameter.detach() for parameter in cell.parameters())]
+    graph = record_on(fn, inputs).graph
+    verify(graph)
+    results = [node.meta["val"] for node in graph.output_node().args[0]]
+    shapes = [STATE, BATCH, BATCH, STATE, *([(12,), (12,)] if bias else [])]
+    assert [each.shape for each in results] == shapes and {each.device for each in results} == {CUDA}
+    steps = [step.op for step in compile_on(graph).instructions if isinstance(step, CallAten)]
+    fused = [step.partition(".")[0].removeprefix("aten::") for step in steps if "thnn" in step]
+    assert fused == [op._opname, op._opname, back._opname]
+
+
+CELLS: dict[str, Any] = {
+    "right": (torch.float32, BATCH, BATCH, STATE, (12,), (12,)),
+    "without biases": (torch.float32, BATCH, BATCH, STATE, None, None),
+    "one bias": (None, BATCH, BATCH, STATE, (12,), None),
+    "gates too narrow": (None, BATCH, WIDE, STATE, None, None),
+    "another batch": (None, BATCH, BATCH, (3, 4), None, None),
+    "a short bias": (None, BATCH, BATCH, STATE, (12,), (11,)),
+    "no batch": (None, (12,), (12,), (4,), None, None),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_cells_of_gru_take(name: str) -> None:
+    dtype, *shapes = CELLS[name]
+    args: Any = tuple(
+        None if shape is None else replace(TensorSpec.of(torch.ones(shape)), device=CUDA) for shape in shapes
+    )
+    op = torch.ops.aten._thnn_fused_gru_cell.default
+    if dtype is None:
+        with pytest.raises(ShapeError):
+            infer(op, args)
+        return
+    made: Any = infer(op, args)
+    assert [(each.shape, each.dtype, each.device) for each in made] == [
+        ((2, 4), dtype, CUDA),
+        ((2, 20), dtype, CUDA),
+    ]
+    with pytest.raises(ShapeError):
+        infer(op, (replace(args[0], dtype=torch.float64), *args[1:]))
+    backward = torch.ops.aten._thnn_fused_gru_cell_backward.default
+    found: Any = infer(backward, (made[0], made[1], args[3] is not None))
+    assert [None if each is None else each.shape for each in found] == [BATCH, BATCH, STATE, *shapes[3:]]
+    with pytest.raises(ShapeError):
+        infer(backward, (made[0], made[0], True))

@@ -1,6 +1,7 @@
 """The limits of the machine are kept, and a step that beats them has them measured again."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -39,10 +40,23 @@ def test_they_are_measured_once_and_kept(measured, tmp_path, monkeypatch):
     forget(monkeypatch)
     assert limits_of_machine() == limits()
     (file,) = tmp_path.iterdir()
-    file.write_text("{")
+    for gflops, damage in ((120.0, "{"), (130.0, "[" * 60_000), (140.0, " " * 100_000 + file.read_text())):
+        file.write_text(damage)
+        forget(monkeypatch)
+        measured.append(limits(gflops))
+        assert limits_of_machine() == limits(gflops)
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_not_waited_for(measured, tmp_path, monkeypatch):
+    measured.append(limits())
+    limits_of_machine()
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    os.mkfifo(file)
     forget(monkeypatch)
-    measured.append(limits(gflops=120.0))
-    assert limits_of_machine() == limits(gflops=120.0)
+    measured.append(limits(120.0))
+    assert limits_of_machine() == limits(120.0) and file.is_file()
 
 
 def test_without_a_cache_folder_a_process_measures_once(measured, monkeypatch):

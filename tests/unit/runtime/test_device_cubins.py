@@ -114,6 +114,22 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], 
     with_cache(tmp_path, job)
 
 
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    def job(fake: Fake) -> None:
+        load(fake)
+        (path,) = files(tmp_path)
+        path.unlink()
+        os.mkfifo(path, 0o600)
+        assert load(fake) == made()
+        assert load(fake) == found() and path.is_file()
+        path.unlink()
+        path.mkdir(0o700)  # which no file can replace
+        assert load(fake) == load(fake) == made()
+
+    with_cache(tmp_path, job)
+
+
 def test_a_file_about_another_kernel_is_not_taken(tmp_path: Path) -> None:
     def job(fake: Fake) -> None:
         load(fake)

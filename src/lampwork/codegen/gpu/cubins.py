@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lampwork import _C, config, logs
-from lampwork.folders import NEW, cache_folder, is_own, keep_file
+from lampwork.folders import NEW, cache_folder, is_own, keep_file, kept_file
 from lampwork.locks import new_lock
 from lampwork.standard import functools
 
@@ -100,9 +100,7 @@ class Cubins:
 def _read(path: Path, key: bytes) -> bytes | None:
     """The cubin of a file; None if there is none that can be used."""
     try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            content = file.read(MOST_BYTES + 1) if is_own(found) else b""
+        content, found = kept_file(path, MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -111,7 +109,7 @@ def _read(path: Path, key: bytes) -> bytes | None:
     start = len(_MAGIC) + 2 * _DIGEST
     cubin = content[start:]
     head = b"".join((_MAGIC, key, hashlib.sha256(cubin).digest()))
-    if len(content) > MOST_BYTES or not cubin or content[:start] != head:
+    if not is_own(found) or len(content) > MOST_BYTES or not cubin or content[:start] != head:
         logs.emit("program", f"{path} is damaged, or another user's: it is made again")
         return None
     if time.time() - found.st_mtime > DAY:

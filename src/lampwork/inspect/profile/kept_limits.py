@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from lampwork import config, logs, pristine
 from lampwork.codegen.llvm.isa.x86 import host_isa
-from lampwork.folders import cache_folder
+from lampwork.folders import cache_folder, kept_file
 from lampwork.inspect.machine.limits import Limits, measure_limits
 from lampwork.locks import new_lock
 from lampwork.processor import processor
@@ -21,6 +21,8 @@ VERSION = 2
 SECONDS, LARGE = 0.015, 1 << 26
 """Of a measurement of one limit, and the bytes that count as larger than any cache: half a second for all."""
 
+_MOST_BYTES = 1 << 16
+"""Of the file: it has a few hundred."""
 
 BEYOND = 1.1
 """Of a limit: who reaches more was measured while less ran beside it than when the limit was."""
@@ -83,11 +85,14 @@ def _machine() -> str:
 
 def _read(path: Path) -> Limits | None:
     try:
-        found: Any = json.loads(path.read_text())
+        text, _ = kept_file(path, _MOST_BYTES)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"longer than {_MOST_BYTES} bytes")
+        found: Any = json.loads(text)
         return Limits(**{each.name: _number(found[each.name]) for each in fields(cast(Any, Limits))})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logs.emit("tuning", f"{path} is measured again: {error}")
         return None
 

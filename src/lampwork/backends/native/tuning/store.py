@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lampwork.codegen.target import Target
-from lampwork.folders import keep_file
+from lampwork.folders import keep_file, kept_file
 from lampwork.processor import cpu_info
 from lampwork.records import record
 
@@ -52,8 +52,7 @@ class Store:
             DamagedEntry: there is a file for it that is of no use.
         """
         try:
-            with self._path(key).open("rb") as file:
-                text = file.read(_MOST_BYTES + 1)
+            text, _ = kept_file(self._path(key), _MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
