@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from mask_library import program
 from torch import Tensor
 
 import gpu
@@ -66,25 +67,21 @@ def open_mask(q: Tensor, k: Tensor) -> Tensor:
     return (rows >= 0).expand(q.shape[0], -1, -1, k.shape[2])
 
 
-def causal_mask(q: Tensor, k: Tensor) -> Tensor:
-    positions = [torch.arange(each.shape[2], device=q.device) for each in (q, k)]
-    return (positions[1][None, :] <= positions[0][:, None])[None, None]
-
-
-@pytest.mark.parametrize(
-    ("mask", "flags"), [(open_mask, {}), (causal_mask, {"is_causal": True})], ids=["open", "causal"]
-)
+@pytest.mark.parametrize("causal", [False, True], ids=["open", "causal"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [1, 17, 128, 197])
 def test_known_masks_give_the_bits_of_attention_without(
-    mask: Callable[[Tensor, Tensor], Tensor], flags: dict[str, bool], length: int, dtype: torch.dtype
+    causal: bool, length: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """As transformers does it: with a mask where the code is compiled, and a flag in eager."""
+    made_by_library = program(tmp_path, "create_causal_mask(q)")
 
     def attend(x: Tensor) -> Tensor:
         q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in x.chunk(3, -1))
-        given: dict[str, Any] = {"attn_mask": mask(q, k)} if torch.compiler.is_compiling() else flags
-        return F.scaled_dot_product_attention(q, k, v, **given).transpose(1, 2).flatten(2) * 2
+        if causal:
+            return made_by_library(q, k, v).transpose(1, 2).flatten(2) * 2
+        mask = open_mask(q, k) if torch.compiler.is_compiling() else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2) * 2
 
     torch.manual_seed(0)
     x = random(3, length, 3 * 64, dtype=dtype)

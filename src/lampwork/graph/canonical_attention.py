@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lampwork.errors import UnsupportedOpError
+from lampwork.graph.compiled_masks import COMPILED_ONLY, is_for_compiling
 from lampwork.graph.shapes_common import ShapeError
 from lampwork.standard import math
 
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from lampwork.graph.record import Recorder
 
 aten = torch.ops.aten
-
-TOLD = "told"
-"""In the meta of attention with a mask of bool: the program has asked whether it is compiled, and been told so. Some
-make a mask only then: in eager they can look whether any place is closed at all."""
 
 
 def _given(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -73,10 +70,10 @@ def attention(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if mask is None or mask.dtype is not torch.bool:
         return rec.record(op, args, kwargs)
     with rec.again():
-        added = aten.where.Scalar(mask, 0.0, -math.inf).to(given["query"].dtype)
-        result = op(**(given | {"attn_mask": added}))
-    if rec.told:
-        result.node.meta[TOLD] = True
+        added = aten.where.Scalar(mask, 0.0, -math.inf)
+        result = op(**(given | {"attn_mask": added.to(given["query"].dtype)}))
+    if is_for_compiling(added.node.args[0]):
+        result.node.meta[COMPILED_ONLY] = True
     return result
 
 

@@ -7,8 +7,11 @@ from typing import Any, cast
 
 from torch import fx
 
+from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.printing import format_value, target_name
 from lampwork.graph.spec import TensorSpec
+
+_FLAGS = ("bound", "random", "effect", "constant", "opaque", COMPILED_ONLY)
 
 
 def structural_hash(graph: fx.Graph) -> str:
@@ -21,7 +24,7 @@ def structural_hash(graph: fx.Graph) -> str:
     for number, node in enumerate(graph.nodes):
         numbers[node] = number
         kind = node.op if node.op != "call_function" else target_name(node.target)
-        flags = [name for name in ("bound", "random", "effect", "constant", "opaque") if node.meta.get(name)]
+        flags = [name for name in _FLAGS if node.meta.get(name)]
         arguments = () if node.op == "placeholder" else (node.args, sorted(node.kwargs.items()))
         line = (kind, _value(arguments, numbers), _spec(node.meta.get("val")), flags)
         digest.update(repr(line).encode())

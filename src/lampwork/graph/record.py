@@ -92,14 +92,12 @@ class Recorder(TorchDispatchMode):
     `place_of(tensor, period)`, if set, says where in its storage an input begins, in bytes modulo `period`, and sees to
     it that all calls agree; else nothing depends on it. `address_of` says the same of an input's address. `counted`:
     random numbers are recorded as computed ones. `draws_on_cards`: those of CUDA devices are, as eager draws them.
-    `told`: the program has been told that it is compiled.
     """
 
     def __init__(self, *, counted: bool = False, draws_on_cards: bool = False) -> None:
         super().__init__()
         self.counted = counted
         self.draws_on_cards = draws_on_cards
-        self.told = False
         self.draws = 0  # operators that have drawn random numbers, so far
         self.taken: dict[torch.device, canonical_on_cards.Taken] = {}
         self.graph = fx.Graph()

@@ -17,6 +17,7 @@ from recording import record
 from torch import fx
 
 from lampwork.errors import InvalidGraphError, Location, RuntimeFailure
+from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.interpret import run_graph
 from lampwork.graph.origin import Origin, Place
@@ -119,6 +120,13 @@ def test_hash_ignores_names_and_places() -> None:
 )
 def test_hash_tells_graphs_apart(other: Callable[..., Any]) -> None:
     assert structural_hash(graph_of(lambda x: (x + 1).relu(), X)) != structural_hash(graph_of(other, X))
+
+
+def test_hash_tells_apart_what_passes_look_at() -> None:
+    graph = graph_of(lambda x: x + 1, X)
+    before = structural_hash(graph)
+    next(node for node in graph.nodes if node.op == "call_function").meta[COMPILED_ONLY] = True
+    assert structural_hash(graph) != before
 
 
 def test_hash_tells_specs_apart() -> None:

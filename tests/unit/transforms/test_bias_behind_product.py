@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from devices import compile_on, record_on, run_on_cpu
+from devices import CUDA, compile_on, record_on, run_on_cpu, without_lazy_init
 from graphkit import find, ops
 from torch import Tensor
 
 from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduct
 from lampwork.codegen.gpu.nvidia import describe
+from lampwork.graph.record import Recorder
 from lampwork.graph.recorded import Recorded
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
 from lampwork.runtime.program import CallAten, CallKernel
@@ -123,6 +125,73 @@ def test_what_stays(fn: Callable[..., Any], options: dict[str, Any], why: str | 
     assert not ctx.hits
     reasons = [reason for _, reason in ctx.refusals]
     assert (len(reasons) == 1 and reasons[0].startswith(why)) if why else not reasons
+
+
+NOTHING = "it may be a sum of nothing, which eager leaves out: the bias keeps its -0"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_sum_of_nothing_keeps_its_bias(turned: bool) -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.addmm(-0.0 * b.abs(), x, w).exp() if turned else F.linear(x, w, b).exp()
+
+    _, ctx = passed(fn, 8, 0, turned=turned)
+    assert not ctx.hits and [reason for _, reason in ctx.refusals] == [NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("lowest", "known", "hits"),
+    [(0, False, {}), (1, False, {NAME: 1}), (2, False, {NAME: 1}), (0, True, {NAME: 1})],
+)
+def test_an_open_depth_may_be_nothing(lowest: int, known: bool, hits: dict[str, int]) -> None:
+    """`known`: the depth of the weight is a number."""
+    x, w, b = torch.randn(8, 16), torch.randn(24, 16), torch.randn(24)
+    with without_lazy_init(), Recorder() as rec:
+        depth = rec.scope.symbol(16, lowest)
+        rows, columns, bias = (replace(TensorSpec.of(each), device=CUDA) for each in (x, w, b))
+        rows = replace(rows, shape=(8, depth), strides=(depth, 1))
+        columns = columns if known else replace(columns, shape=(24, depth), strides=(depth, 1))
+        given = [
+            rec.input(each, f"x{n}", spec=of)
+            for n, (each, of) in enumerate(((x, rows), (w, columns), (b, bias)))
+        ]
+        result = gelu(*given)
+    graph, ctx = rec.finish([result]).graph, PassContext()
+    before = list(rec.scope.conditions)
+    BiasBehindProduct(lambda device, config: describe(90)).run(graph, ctx)
+    assert ctx.hits == hits and rec.scope.conditions == before
+    assert [reason for _, reason in ctx.refusals] == ([] if hits else [NOTHING])
+
+
+@pytest.mark.parametrize(
+    ("bias", "hits"),
+    [
+        (lambda x, b: b.narrow(0, 0, 1), {NAME: 1}),
+        (lambda x, b: b.unsqueeze(0), {}),
+        (lambda x, b: x.sum(1, keepdim=True), {}),
+        (lambda x, b: b.select(0, 0), {}),
+    ],
+    ids=["(1,)", "(1, N)", "(M, 1)", "()"],
+)
+def test_biases_of_addmm_that_broadcast(bias: Callable[..., Tensor], hits: dict[str, int]) -> None:
+    _, ctx = passed(lambda x, w, b: torch.addmm(bias(x, b), x, w).exp(), 8, 16, turned=True)
+    assert ctx.hits == hits
+
+
+def test_in_autocast_a_product_of_float32_is_one_of_a_half_type() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        try:
+            return F.linear(x, w, b).float().exp()
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+
+    x, w, b = torch.randn(8, 16), torch.randn(24, 16), torch.randn(24)
+    graph, ctx = record_on(fn, [x], bound=[w, b]).graph, PassContext()
+    BiasBehindProduct(lambda device, config: describe(90)).run(graph, ctx)
+    assert not ctx.hits
+    assert [reason for _, reason in ctx.refusals] == ["products of torch.bfloat16 end in their bias"]
 
 
 def test_gradients_keep_their_layers() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from devices import record_on, run_on_cpu
+from devices import CUDA, record_on, run_on_cpu
 from graphkit import find, ops
+from mask_library import program
 from torch import Tensor, fx
 
 import lampwork
+from lampwork.backends.native.passes import known_masks
 from lampwork.backends.native.passes.known_masks import KnownMasks
-from lampwork.graph.canonical_attention import TOLD
+from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.recorded import Recorded
 from lampwork.graph.verify import verify
 from lampwork.plugins.context import PassContext
@@ -32,12 +36,12 @@ def passed(
     mask: Callable[[Tensor], Tensor],
     dtype: torch.dtype = torch.float32,
     device: str = "cuda:0",
-    told: bool = False,
+    compiled_only: bool = False,
     longer: int = 0,
     **given: Any,
 ) -> tuple[Recorded, PassContext]:
     """The graph of an attention with the mask that `mask` makes of the queries, after the pass; results are eager's.
-    `told`: the program knows that it is compiled. `longer`: how many more keys than queries there are."""
+    `compiled_only`: eager makes no such mask. `longer`: how many more keys than queries there are."""
     q = torch.randn(2, LENGTH, 3, 8, generator=MAKE).to(dtype)
     k, v = (torch.randn(2, LENGTH + longer, 3, 8, generator=MAKE).to(dtype) for _ in range(2))
 
@@ -47,8 +51,8 @@ def passed(
 
     recorded = record_on(fn, [q, k, v], [device] * 3)
     for node in recorded.graph.nodes:
-        if node.target is ATTENTION and told:
-            node.meta[TOLD] = True
+        if node.target is ATTENTION and compiled_only:
+            node.meta[COMPILED_ONLY] = True
     ctx = PassContext()
     for step in (SplitConstants(), KnownMasks(), DeadCode(), SplitConstants()):
         step.run(recorded.graph, ctx)
@@ -137,34 +141,95 @@ def of_documents(q: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("mask", [closed, numbers_of_closed, of_documents], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_causal_masks_of_programs_that_know_become_a_flag(
+def test_causal_masks_that_eager_does_without_become_a_flag(
     mask: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
-    recorded, ctx = passed(mask, dtype, told=True)
+    recorded, ctx = passed(mask, dtype, compiled_only=True)
     assert ctx.hits == {NAME: 1} and not {"where", "arange", "tril"} & {*ops(recorded.graph)}
     assert find(recorded.graph, "scaled_dot_product_attention").args[3:6] == (None, 0.0, True)
     assert not passed(mask, dtype)[1].hits
 
 
-def test_who_asks_whether_it_is_compiled_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole program, captured and compiled as for a card; the mask is made only where it is compiled."""
-    met: list[Any] = []
-    run = KnownMasks.run
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """The pass takes what is on this CPU for what is on a card. Gives what it did in each graph."""
+    hits: list[dict[str, int]] = []
+    run, of = KnownMasks.run, known_masks.spec
 
-    def on_card(step: KnownMasks, graph: fx.Graph, ctx: PassContext) -> None:
-        met.append([node.meta.get(TOLD) for node in graph.nodes if node.target is ATTENTION])
+    def running(step: KnownMasks, graph: fx.Graph, ctx: PassContext) -> None:
         run(step, graph, ctx)
+        hits.append({name: n for name, n in ctx.hits.items() if name == NAME})
 
-    monkeypatch.setattr(KnownMasks, "run", on_card)
+    monkeypatch.setattr(KnownMasks, "run", running)
+    monkeypatch.setattr(known_masks, "spec", lambda node: replace(of(node), device=CUDA))
+    return hits
 
-    def fn(q: Tensor, asks: bool) -> Tensor:
-        given = {"attn_mask": closed(q)} if not asks or torch.compiler.is_compiling() else {"is_causal": True}
-        return F.scaled_dot_product_attention(q, q, q, **given)
 
-    q = torch.randn(1, 2, LENGTH, 8)
-    for asks in (True, False):
-        torch.testing.assert_close(lampwork.compile(fn)(q, asks), fn(q, asks))
-    assert met == [[True], [None]]
+def operands(last: float) -> list[Tensor]:
+    """Queries, keys and values; `last`: an element of the last key and the last value."""
+    q, k, v = (torch.randn(1, 2, LENGTH, 8, generator=MAKE) for _ in range(3))
+    k[..., LENGTH - 1, 0] = v[..., LENGTH - 1, 0] = last
+    return [q, k, v]
+
+
+def test_a_mask_that_the_library_makes_for_compiling_becomes_a_flag(
+    on_card: list[dict[str, int]], tmp_path: Path
+) -> None:
+    fn, given = program(tmp_path, "create_causal_mask(q)"), operands(1.0)
+    torch.testing.assert_close(lampwork.compile(fn)(*given), fn(*given))
+    assert on_card == [{NAME: 1}]
+
+
+@pytest.mark.parametrize(("name", "hits"), [("Llama", {NAME: 1}), ("Falcon", {})])
+def test_models_of_the_library_itself(on_card: list[dict[str, int]], name: str, hits: dict[str, int]) -> None:
+    """One that leaves it to transformers whether there is a mask, and one that insists on it."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation="sdpa")
+    net = getattr(transformers, f"{name}Model")(config).eval()
+    given = {"input_ids": torch.arange(LENGTH)[None], "use_cache": False}
+    with torch.no_grad():
+        got, want = lampwork.compile(net)(**given), net(**given)
+    torch.testing.assert_close(got.last_hidden_state, want.last_hidden_state, rtol=1e-5, atol=1e-5)
+    assert on_card == [hits]
+
+
+OWN = "torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()"
+
+
+@pytest.mark.parametrize(
+    ("mask", "place"),
+    [
+        (f"{OWN} if torch.compiler.is_compiling() else {OWN}", "own.py"),
+        ("create_causal_mask(q, allow_is_causal_skip=False)", "transformers/models/small.py"),
+        ("create_causal_mask(q, False)  # its allow_is_causal_skip", "transformers/models/small.py"),
+        ("create_causal_mask(q, False)", "own.py"),
+        ("create_sliding_window_causal_mask(q)", "transformers/models/small.py"),
+        ("wanted(q)", "transformers/models/small.py"),
+        (f"{OWN} & wanted(q)", "transformers/models/small.py"),
+    ],
+)
+def test_a_mask_that_eager_has_shows_nan(
+    on_card: list[dict[str, int]], tmp_path: Path, mask: str, place: str
+) -> None:
+    fn, given = program(tmp_path, mask, place), operands(math.nan)
+    want = fn(*given)
+    assert want.isnan().all()
+    torch.testing.assert_close(lampwork.compile(fn)(*given), want, equal_nan=True)
+    assert on_card == [{}]
+
+
+def test_equal_graphs_of_another_program_are_not_taken_for_it(
+    on_card: list[dict[str, int]], tmp_path: Path
+) -> None:
+    given = operands(math.nan)
+    compiled = [
+        lampwork.compile(program(tmp_path / name, f"create_causal_mask(q{more})", place))
+        for name, more, place in (("a", "", "transformers/models/small.py"), ("b", ", False", "own.py"))
+    ]
+    compiled[0](*given)
+    assert compiled[1](*given).isnan().all()
+    assert on_card == [{NAME: 1}, {}]
 
 
 def shifted(q: Tensor) -> Tensor:
@@ -189,17 +254,17 @@ LATER = "what comes later is closed, and nan there shows in eager"
         (closed, {}, LATER),
         (
             closed,
-            {"told": True, "scale": -1.0},
+            {"compiled_only": True, "scale": -1.0},
             "causal attention is another function of these sizes, or this scale",
         ),
         (
             closed,
-            {"told": True, "dropout_p": 0.5},
+            {"compiled_only": True, "dropout_p": 0.5},
             "it draws random numbers, which another kernel draws otherwise",
         ),
-        (shifted, {"told": True}, OPEN),
-        (mildly_closed, {"told": True}, OPEN),
-        (longer, {"told": True, "longer": 2}, OPEN),
+        (shifted, {"compiled_only": True}, OPEN),
+        (mildly_closed, {"compiled_only": True}, OPEN),
+        (longer, {"compiled_only": True, "longer": 2}, OPEN),
         (bias, {}, OPEN),
         (nan, {}, OPEN),
         (of_data, {}, OPEN),

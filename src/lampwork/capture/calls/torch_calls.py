@@ -203,9 +203,7 @@ def is_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -
     """torch.compiler.is_compiling(). torch.nn does otherwise than eager where it is true, so it is told the opposite:
     nn.TransformerEncoder gives other numbers at padded places, nn.Module leaves out hooks when it raises."""
     name = interp.frames[-1].globals.get("__name__") if interp.frames else None
-    told = not (type(name) is str and name.startswith(("torch.nn.modules.", "torch.nn.functional")))
-    interp.recorder.told |= told
-    return told
+    return not (type(name) is str and name.startswith(("torch.nn.modules.", "torch.nn.functional")))
 
 
 def is_dynamo_compiling(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ class BiasBehindProduct:
     """The bias of a linear layer of float32 on a CUDA device is a sum of its own if kernels of ours read the result,
     which compute it with what else they do. With a bias ATen asks cuBLASLt for another kernel, one that ends in the
     sum, and of those the best are missing: in BERT-base's products one is two thirds as fast. The sum has the same one
-    rounding.
+    rounding. A product of depth 0 stays: eager gives the bias itself, and 0 + -0 is 0.
 
     target: that of a device.
 
@@ -100,6 +100,8 @@ def _eligible(node: fx.Node, product: _Product, target: Target) -> Verdict:
     left, right, bias = (len(each.shape) for each in operands)
     if left < 2 or right != 2 or bias != 1:
         return No("it is no product of matrices with one number for a column")
+    if not any(map(_is_surely_positive, (operands[0].shape[-1], _depth(product)))):
+        return No("it may be a sum of nothing, which eager leaves out: the bias keeps its -0")
     if spec(node).requires_grad:
         return No("gradients are recorded")
     if is_pinned(node):
@@ -107,6 +109,17 @@ def _eligible(node: fx.Node, product: _Product, target: Target) -> Verdict:
     if not all(_is_computed(reader, target) for reader in _readers(node)):
         return No("what reads it is no kernel of ours")
     return Yes()
+
+
+def _depth(product: _Product) -> int:
+    """How many columns the first matrix has, as the second says it."""
+    return spec(product.right).shape[1 if product.bare is aten.linear.default else 0]
+
+
+def _is_surely_positive(size: Any) -> bool:
+    """Whether a size, which may be open, is never 0. Makes no condition."""
+    less = size - 1
+    return less >= 0 if isinstance(less, int) else less.is_surely_nonnegative()
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

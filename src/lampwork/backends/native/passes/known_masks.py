@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from lampwork import pristine
-from lampwork.graph.canonical_attention import TOLD
+from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.edit import replace
@@ -55,7 +55,7 @@ class KnownMasks:
 
     A mask that leaves every place open goes: adding 0 to the scores is adding nothing, to an infinity and to nan as
     well. One that closes what comes later becomes causal attention, which does not look there, where nan and -inf make
-    nan. So only where a program has asked whether it is compiled: those make masks that they do without in eager.
+    nan. So only those that transformers makes for a program that is compiled, which has none in eager.
 
     before:  %m = where(ge(arange(197), 0), 0.0, -inf), %a = scaled_dot_product_attention(%q, %k, %v, %m)    on cuda:0
     after:   %a = scaled_dot_product_attention(%q, %k, %v)
@@ -99,7 +99,7 @@ def _eligible(node: fx.Node, kind: _Kind) -> Verdict:
     if is_pinned(node):
         return No("it draws random numbers, which another kernel draws otherwise")
     if kind is _Kind.CAUSAL:
-        if not node.meta.get(TOLD):
+        if not node.meta.get(COMPILED_ONLY):
             return No("what comes later is closed, and nan there shows in eager")
         if spec(query).shape[-2] != spec(key).shape[-2] or not (scale is None or scale > 0):
             return No("causal attention is another function of these sizes, or this scale")
