@@ -3,8 +3,9 @@
     python benchmarks/gpu_clusters.py [--variants] [--only NAME...] [--shapes 64x262144 ...] [--device cuda]
 
 For each function, shape and dtype the microseconds of a call on the device and the part of `copy_`'s bandwidth: as on a
-card without clusters, by the cluster that the model chooses and, with --variants, by the others that max-autotune would
-measure. A `!` stands behind figures whose results are wrong. Some 40 seconds; --variants takes that for one shape.
+card without clusters, by the cluster that the model would choose and, with --variants, by the others that max-autotune
+would measure. A `*` stands before what is taken by default, a `!` behind figures whose results are wrong. Some 40
+seconds; --variants takes that for one shape.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from torch.utils import _pytree as pytree
 import lampwork
 from lampwork.codegen.gpu import nvidia
 from lampwork.loops.ir.grid import Grid
+from lampwork.loops.ir.nodes import Kernel
+from lampwork.loops.schedule import clusters
 from lampwork.loops.schedule import grid as grids
 from lampwork.loops.schedule.clusters import cluster_grid, cluster_variants
 from lampwork.testing.compare import difference, exact_result
@@ -64,12 +67,21 @@ def without_clusters() -> Generator[None]:
 
 
 @contextmanager
-def by_grid(change: Callable[[Grid], Grid]) -> Generator[None]:
+def by_grid(change: Callable[[Grid], Grid]) -> Generator[list[bool]]:
+    """Clusters for all rows that they can hold; yields, for each, whether it is so by default."""
+    pays, chosen = clusters.pays, list[bool]()
+
+    def forced(kernel: Kernel) -> bool:
+        chosen.append(pays(kernel))
+        return True
+
     grids.cluster_grid = lambda kernel, rows: change(cluster_grid(kernel, rows))
+    clusters.pays = forced
     try:
-        yield
+        yield chosen
     finally:
         grids.cluster_grid = cluster_grid
+        clusters.pays = pays
 
 
 class Measured:
@@ -128,8 +140,9 @@ def main() -> None:
                 with torch.no_grad():
                     with without_clusters():
                         twice = one.cell()
-                    with by_grid(note):
+                    with by_grid(note) as chosen:
                         held = one.cell()
+                    held, twice = f"{' *'[any(chosen)]}{held}", f"{'* '[any(chosen)]}{twice}"
                     how = f"{made[0].cluster} x {made[0].block[0]}" if made else "no cluster"
                     print(
                         f"{function.name:14} {shape:12} {name:5} two kernels {twice}   {how:10} {held}",

@@ -18,6 +18,7 @@ import gpu
 import lampwork
 from lampwork.loops.ir.grid import Grid
 from lampwork.loops.ir.nodes import Kernel
+from lampwork.loops.schedule import clusters
 from lampwork.loops.schedule import grid as grids
 from lampwork.loops.schedule.clusters import cluster_grid, cluster_variants
 
@@ -31,18 +32,21 @@ Made = list[Grid]
 
 @contextmanager
 def noted(change: Callable[[Grid], Grid] = lambda grid: grid) -> Generator[Made]:
-    """The grids of kernels for clusters that are compiled here, each changed."""
+    """The grids of kernels for clusters, of all rows that these can hold, that are compiled here, each changed."""
     made: Made = []
+    pays = clusters.pays
 
     def grid_of(kernel: Kernel, rows: int) -> Grid:
         made.append(change(cluster_grid(kernel, rows)))
         return made[-1]
 
     grids.cluster_grid = grid_of
+    clusters.pays = lambda kernel: True
     try:
         yield made
     finally:
         grids.cluster_grid = cluster_grid
+        clusters.pays = pays
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

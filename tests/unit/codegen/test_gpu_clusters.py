@@ -37,6 +37,7 @@ from lampwork.loops.ir.nodes import Axis, Barrier, Buffer, Const, Definition, Ex
 from lampwork.loops.reference.evaluate import evaluate_definitions
 from lampwork.loops.reference.evaluate_grid import RaceError, run_grid
 from lampwork.loops.reference.evaluate_kernel import from_memory
+from lampwork.loops.schedule import clusters
 from lampwork.loops.schedule import grid as grids
 from lampwork.loops.schedule.clusters import HeldRow, cluster_grid, held_row
 from lampwork.loops.schedule.grid import grid_variants, on_grid
@@ -266,6 +267,7 @@ def norms(x: Tensor) -> tuple[Tensor, ...]:
     return half, F.rms_norm(x, (x.shape[-1],)), x.var(-1)
 
 
+@pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize(
     "shape, dtype", [((1, 65536), torch.bfloat16), ((2, 33003), torch.float32), ((3, 40000), torch.float16)]
 )
@@ -342,15 +344,15 @@ def random_case(seed: int) -> Case:
 @pytest.mark.parametrize("seed", RANDOM)
 def test_random_rows_fuzz(seed: int) -> None:
     case = random_case(seed)
-    made, clusters = list[Grid](), 0
+    made, held = list[Grid](), 0
     for number, group in enumerate(fuse(case.definitions, case.outputs, CARD)[0]):
         kernel = of_group(group, f"k{number}")
         if kernel is None:
             made += [on_grid(each) for each in schedule(group, f"k{number}", CARD)]
         else:
             made.append(grid_of(kernel, *((2, 32), (4, 64), (8, 32))[seed % 3]))
-            clusters += 1
-    assert clusters, [grid.kernel for grid in made]
+            held += 1
+    assert held, [grid.kernel for grid in made]
     simulate(case, *made, blocks=1 + seed % 2, seed=seed)
 
 
@@ -362,6 +364,12 @@ def planned(make: Callable[[], Case]) -> Case:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cases, "inputs_of", lambda seed, *buffers: {})
         return make()
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters for all rows that they can hold, not only where they pay."""
+    monkeypatch.setattr(clusters, "pays", lambda kernel: True)
 
 
 HELD: dict[str, tuple[Callable[[], Case], HeldRow, int, int]] = {
@@ -382,6 +390,7 @@ HELD: dict[str, tuple[Callable[[], Case], HeldRow, int, int]] = {
 }
 
 
+@pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize("name", HELD)
 def test_rows_that_are_held(name: str) -> None:
     make, row, blocks, threads = HELD[name]
@@ -401,6 +410,9 @@ OTHERS: dict[str, tuple[Callable[[], Case], Target]] = {
     "open sizes": (partial(cases.normed_rows, 64, 100000), H100),
     "positions": (partial(cases.rows, "argmax", 64, 262144), H100),
     "another order": (partial(cases.mirrored, 64, 65536), H100),
+    "half types, which are read again as fast": (partial(cases.softmax, 64, 262144, "bf16"), H100),
+    "moments, of which nothing is read again": (partial(cases.moments, 64, 262144), H100),
+    "losses, of which nothing is read again": (partial(cases.cross_entropy, 64, 262144), H100),
 }
 
 
@@ -471,6 +483,7 @@ PTX: dict[str, tuple[Callable[[], Case], int, int]] = {
 }
 
 
+@pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize("name", PTX)
 def test_ptxas_takes_it(name: str) -> None:
     """Registers hold the row: nothing is spilled, and what is read is read once."""
@@ -484,6 +497,25 @@ def test_ptxas_takes_it(name: str) -> None:
     if capability not in ptxas.supported():
         pytest.skip(f"this ptxas does not know sm_{capability}")
     found = ptxas.assemble(text, capability)
+    assert found.spills == 0 and found.registers <= 64, found
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.usefixtures("forced")
+def test_two_blocks_of_a_cluster_at_a_multiprocessor(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may read while the other writes: 512 threads of 64 registers each, by a variant or as MODEL says."""
+    (kernel,) = kernels_of(planned(partial(cases.softmax, 64, 262144, dtype)), H100)
+    name = f"threads 8192, groups 1, lanes {4 if dtype == 'f32' else 8}, clusters of 16"
+    assert name in grid_variants(kernel)
+    grid = on_grid(replace(kernel, variant=name))
+    monkeypatch.setattr(clusters, "MODEL", (16, 512))
+    assert replace(on_grid(kernel), kernel=grid.kernel) == grid and grid.block == (512, 1)
+    of = generator(90)
+    text = of.jit.emit(of.emit(grid, "lw_kernel"), 0, verify=True).decode()
+    assert ".minnctapersm 2" in text
+    if 90 not in ptxas.supported():
+        pytest.skip("this ptxas does not know sm_90")
+    found = ptxas.assemble(text, 90)
     assert found.spills == 0 and found.registers <= 64, found
 
 

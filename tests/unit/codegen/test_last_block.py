@@ -105,6 +105,44 @@ def test_groups_that_go_through_rows_all_run_at_once(rows: int, columns: int) ->
     assert extent * grid.threads <= 132 * 1024 or extent == rows
 
 
+def blocks_of(kernels: list[Kernel]) -> list[tuple[int, int, bool]]:
+    """Blocks and their threads, and whether the last one finishes."""
+    found: list[tuple[int, int, bool]] = []
+    for kernel in kernels:
+        grid, extent = on_grid(kernel), parallel_extent(kernel).as_int()
+        assert extent is not None
+        threads = grid.threads * grid.groups
+        found.append((-(-extent // grid.groups), threads, is_finished_by_last(kernel)))
+    return found
+
+
+ONE_WAVE: dict[str, tuple[Make, int]] = {
+    "total": (lambda: cases.total(1 << 22), 256),
+    "total of a length with other factors": (lambda: cases.total(3 * 11 << 17), 264),
+    "sums of rows": (lambda: cases.rows("sum", 64, 1 << 16), 256),
+    "sums of rows of bf16": (lambda: cases.rows("sum", 16, 1 << 18, "bf16"), 256),
+    "columns": (lambda: cases.columns("sum", 1 << 16, 64), 256),
+}
+
+
+@pytest.mark.parametrize("name", ONE_WAVE)
+def test_pieces_that_are_read_once_all_run_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of 512 threads for each of 132 multiprocessors."""
+    monkeypatch.setattr(cases, "inputs_of", lambda seed, *buffers: {})
+    make, blocks = ONE_WAVE[name]
+    kernels = kernels_for(make(), describe(90, 132))
+    assert blocks_of(kernels) == [(blocks, 512, True)]
+
+
+def test_lengths_that_no_such_number_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are cut into more pieces, which a second kernel puts together if they are many."""
+    monkeypatch.setattr(cases, "inputs_of", lambda seed, *buffers: {})
+    kernels = kernels_for(cases.total(1021 * 8192), describe(90, 132))
+    assert len(kernels) == 1 and kernels[0].body and blocks_of(kernels)[0][0] in range(133, 529)
+    kernels = kernels_for(cases.total(1999 * 2003), describe(90, 132))
+    assert len(kernels) == 2 and not any(map(is_finished_by_last, kernels))
+
+
 # --- what is left as it is --------------------------------------------------------------------------------------------
 
 
@@ -112,6 +150,18 @@ def test_much_is_left_to_a_kernel_of_many_blocks() -> None:
     """Rows that are cut into pieces and read again: the second kernel is the larger one."""
     kernels = kernels_of(cases.softmax(2, 16384))
     assert len(kernels) == 2 and not any(map(is_finished_by_last, kernels))
+
+
+@pytest.mark.parametrize("make", [cases.moments, cases.cross_entropy])
+def test_pieces_of_many_waves_are_left_to_a_kernel(
+    make: Callable[[int, int], Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows stay in registers, so they are short and many; blocks that count end late."""
+    monkeypatch.setattr(cases, "inputs_of", lambda seed, *buffers: {})
+    card = replace(describe(90, 132), cluster=1)
+    few, many = (kernels_for(make(rows, 1 << 18), card) for rows in (4, 64))
+    assert all(map(is_finished_by_last, few))
+    assert len(many) == 2 and not any(map(is_finished_by_last, many))
 
 
 def test_losses_that_are_results_are_stored_too() -> None:

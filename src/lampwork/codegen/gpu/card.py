@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lampwork.codegen.gpu.occupancy import balance
 from lampwork.codegen.target import Target
+from lampwork.loops.ir.grid import AT_A_TIME, PIECE_THREADS
 from lampwork.records import record
 
 ENOUGH = 0.8
@@ -26,6 +27,8 @@ class GpuTarget(Target):
         return balance(blocks, self.processors) >= ENOUGH
 
     def pieces(self, results: int, *, along: bool) -> int:
-        """As many as give each multiprocessor several blocks: of a group each, or of threads with a result each."""
-        each = 1 if along else 128
-        return max(8, min(1024, self.processors * 8 * each // max(results, 1)))
+        """As many as give each multiprocessor the blocks that it runs at a time, of a piece each; or several blocks of
+        threads with a result each."""
+        if along:
+            return max(2, self.processors * (AT_A_TIME // PIECE_THREADS) // max(results, 1))
+        return max(8, min(1024, self.processors * 8 * 128 // max(results, 1)))

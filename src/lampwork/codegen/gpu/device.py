@@ -26,6 +26,8 @@ from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import (
     ALIGNED,
+    AT_A_TIME,
+    PIECE_THREADS,
     WARP,
     Grid,
     is_shared,
@@ -47,8 +49,8 @@ from lampwork.loops.ir.nodes import (
     WhenLast,
 )
 from lampwork.loops.ir.traverse import walk_once
+from lampwork.loops.schedule.clusters import at_a_time
 from lampwork.loops.schedule.grid import MOST_THREADS
-from lampwork.loops.schedule.last_block import AT_A_TIME
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
@@ -191,7 +193,9 @@ class DeviceWriter(ClusterWriter):
         x, y = self.grid.block
         clusters = ' "nvvm.cluster_dim"="0"' if self._is_cluster else ""  # as a launch says
         # As many blocks as there are for whole rows run at the same time, if their threads take no more registers.
-        least = 1 if self._alone else max(AT_A_TIME // (x * y), 1) if self.grid.counters else 0
+        least = max(AT_A_TIME // (x * y), 1) if self.grid.counters else 1 if self._alone else 0
+        if self._is_cluster and (several := at_a_time(self.grid)) > 1:
+            least = several
         at_once = f' "nvvm.minctasm"="{least}"' if least else ""
         return (
             f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{x * y}"{at_once}{clusters}'
@@ -472,7 +476,8 @@ class DeviceWriter(ClusterWriter):
             inner = self.vectorized(env, axis, lanes, lanes)
             # Several turns of a long row at a time: their loads are on the way together.
             step = threads * lanes
-            more = MORE if carried.cheap and threads == MOST_THREADS else SEVERAL
+            is_piece = threads == PIECE_THREADS and self.grid.counters > 0
+            more = MORE if carried.cheap and (threads == MOST_THREADS or is_piece) else SEVERAL
             choices = (more, SEVERAL) if end.const else ()
             several = next((each for each in choices if int(end.text) % (step * each) == 0), 1)
             self._alone = self._alone or several == MORE

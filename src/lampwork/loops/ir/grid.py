@@ -58,6 +58,10 @@ REGISTER = 4
 """Bytes of one; larger elements are not held."""
 HELD = 1 << 15
 """Elements of a row that the registers of a block hold, at most: 32 of each of 1024 threads."""
+AT_A_TIME = 1024
+"""Threads that a multiprocessor surely runs at a time: as many as it holds of those that take 64 registers."""
+PIECE_THREADS = 512
+"""Of a block that reduces a piece of something and reads it once: two of them are at a multiprocessor."""
 
 
 @record

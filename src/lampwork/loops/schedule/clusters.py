@@ -18,6 +18,7 @@ from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.addresses import ITEM_BYTES
 from lampwork.loops.ir.definitions import points
 from lampwork.loops.ir.grid import (
+    AT_A_TIME,
     HELD,
     PORTABLE,
     REGISTER,
@@ -27,6 +28,7 @@ from lampwork.loops.ir.grid import (
     is_shared,
     lanes_of,
     parallel_loop,
+    shared_loops,
 )
 from lampwork.loops.ir.kernel import parallel_extent
 from lampwork.loops.ir.machine import Machine
@@ -37,6 +39,9 @@ from lampwork.loops.ir.traverse import walk_once
 from lampwork.loops.schedule.split_rows import PIECE, by_themselves, inner_axes, is_few
 from lampwork.records import record
 
+MODEL = (PORTABLE, 1024)
+"""The blocks of a cluster and the threads of a block that the model takes, at most. Others are left to a measurement:
+(16, 512) holds as much, and two of its blocks are at a multiprocessor, one of which may read while the other writes."""
 THREADS = 1024  # of a block, at most
 LEAST_THREADS = 256
 MOST_VALUES = 64  # elements of a thread: they are written out
@@ -64,6 +69,10 @@ class HeldRow:
         values = self.values(blocks * threads)
         return values <= MOST_VALUES and values * self.registers * threads <= HELD
 
+    def is_shared(self, threads: int) -> bool:
+        """Whether so many threads have registers for it, each those that there are if a multiprocessor is full."""
+        return self.values(threads) * self.registers <= HELD // AT_A_TIME
+
 
 # --- rows and kernels -------------------------------------------------------------------------------------------------
 
@@ -86,14 +95,28 @@ def whole_rows(group: Group, machine: Machine) -> Group | None:
 
 def on_clusters(kernel: Kernel, machine: Machine, hints: Mapping[str, int]) -> Kernel | None:
     """The kernel for clusters; None where a block can hold a row and there are rows enough, where no cluster can hold
-    one, and where rows are read once anyway."""
+    one, where rows are read once anyway, and where reading them twice is as fast."""
     row = held_row(kernel)
-    if row is None or not row.fits(PORTABLE, THREADS):
+    if row is None or not row.fits(PORTABLE, THREADS) or not pays(kernel):
         return None
     rows = likely(parallel_extent(kernel), hints)
     if row.fits(1, THREADS) and (rows is None or not is_few(rows, row.length, machine)):
         return None
     return replace(kernel, cluster=machine.cluster)
+
+
+def pays(kernel: Kernel) -> bool:
+    """Whether clusters are faster than kernels of pieces, which read rows twice but keep the memory busy all the time:
+    where whole rows of float32 are written. Rows of half types are half as long to read again, and pieces whose results
+    are a few numbers are not read again at all. See benchmarks/gpu_clusters.py."""
+    outer = parallel_loop(kernel)
+    stored = [
+        stmt.buffer.dtype
+        for loop in shared_loops(kernel.body if outer is None else outer.body)
+        for stmt in loop.body
+        if isinstance(stmt, Store)
+    ]
+    return bool(stored) and all(ITEM_BYTES[dtype] >= REGISTER for dtype in stored)
 
 
 def held_row(kernel: Kernel) -> HeldRow | None:
@@ -238,17 +261,18 @@ def cluster_grid(kernel: Kernel, rows: int) -> Grid:
     """How a kernel for clusters lies on a grid: as few blocks as hold a row, or more where the rows are few; and as few
     threads as have some elements each."""
     row = _row_of(kernel)
-    blocks = 2
-    while not row.fits(blocks, THREADS):
+    blocks, (most, threads) = 2, MODEL
+    most = min(most, kernel.cluster)
+    if not row.is_shared(most * threads):
+        most, threads = PORTABLE, THREADS
+    while not row.is_shared(blocks * threads):
         blocks *= 2
-    # More blocks than every card runs are left to a measurement.
     while (
-        blocks < PORTABLE
+        blocks < most
         and rows * blocks < FEW_BLOCKS
         and row.values(2 * blocks * LEAST_THREADS) >= LEAST_VALUES
     ):
         blocks *= 2
-    threads = THREADS
     while (
         threads > LEAST_THREADS
         and row.values(blocks * threads // 2) <= FEW_VALUES
@@ -266,6 +290,14 @@ def cluster_variants(grid: Grid) -> list[Grid]:
         for threads in (1024, 512, 256)
     ]
     return [each for each in found if is_cluster_grid(each)]
+
+
+def at_a_time(grid: Grid) -> int:
+    """The blocks of a cluster that a multiprocessor has to run at a time; 0 where threads may want its registers."""
+    row = held_row(grid.kernel)
+    if row is None or not row.is_shared(grid.threads):
+        return 0
+    return AT_A_TIME // (grid.threads // grid.cluster)
 
 
 def is_cluster_grid(grid: Grid) -> bool:

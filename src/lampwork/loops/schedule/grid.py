@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import (
     NONE,
+    PIECE_THREADS,
     WARP,
     Grid,
     Shared,
@@ -185,7 +186,10 @@ def _finished(grid: Grid) -> Grid:
     """Of a kernel whose last iteration finishes it: as many groups in a block as it says, by default one."""
     lasts = [stmt for stmt in statements(grid.kernel.body) if isinstance(stmt, WhenLast)]
     groups = next((stmt.among for stmt in lasts if stmt.near), 1)
-    most = MOST_THREADS if groups == 1 else min(MOST_THREADS // groups, WARP)
+    outer = parallel_loop(grid.kernel)
+    loops = [] if outer is None else [each for each in outer.body if isinstance(each, Loop | ReduceLoop)]
+    reads_once = len(loops) == 1 and is_shared(loops[0])
+    most = min(MOST_THREADS // groups, WARP) if groups > 1 else PIECE_THREADS if reads_once else MOST_THREADS
     return replace(grid, threads=min(max(grid.threads, WARP // groups, 2), most), groups=groups)
 
 

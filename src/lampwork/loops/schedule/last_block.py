@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from lampwork.loops.ir.expr import loads, move
-from lampwork.loops.ir.grid import WARP, names_of, parallel_loop, shared_loops
+from lampwork.loops.ir.grid import AT_A_TIME, WARP, names_of, parallel_loop, shared_loops
 from lampwork.loops.ir.index import ONE, ZERO, Index, as_index, bounds, simplify
 from lampwork.loops.ir.kernel import is_finished_by_last, make_kernel, statements, stmt_exprs
 from lampwork.loops.ir.machine import Machine
@@ -40,11 +40,12 @@ from lampwork.loops.ir.nodes import (
 from lampwork.loops.ir.traverse import rewrite
 from lampwork.loops.schedule.grid import on_grid
 
+MOST_WAVES = 2
+"""In which the blocks of a card run, at most: with the counting a block ends some 2 us late, and loads nothing
+meanwhile. Many blocks, one after the other on each multiprocessor, lose more than a kernel costs."""
 MOST_LOADS = 1 << 15
 """Numbers that a block reads to finish something: more take longer than a kernel of many blocks and its launch."""
 BLOCK = 256  # threads of a block that goes through many rows
-AT_A_TIME = 1024
-"""Threads of a multiprocessor that go through many rows: as many as it holds of those that take 64 registers."""
 FEW_ROWS = 1024  # of which each can have a block of its own, however short it is
 _UNIT, _PIECE = "unit", "piece"  # loop variables of the proof alone
 
@@ -56,13 +57,14 @@ def in_last_block(kernels: Sequence[Kernel], machine: Machine) -> list[Kernel]:
     """The kernels, those that only put together what the one before them made being its end, where that can be."""
     found: list[Kernel] = []
     for kernel in reversed(kernels):
-        both = finished(kernel, found[0]) if found and machine.processors else None
+        both = finished(kernel, found[0], machine) if found and machine.processors else None
         found[: 0 if both is None else 1] = [kernel if both is None else both]
     return found
 
 
-def finished(first: Kernel, second: Kernel) -> Kernel | None:
-    """A kernel as the end of the one before it; None where there is too much to do, or the two go on side by side."""
+def finished(first: Kernel, second: Kernel, machine: Machine) -> Kernel | None:
+    """A kernel as the end of the one before it; None where there is too much to do, the two go on side by side, or the
+    blocks are many."""
     outer = parallel_loop(first)
     count = None if outer is None or outer.kind != "parallel" else outer.axis.extent.as_int()
     if outer is None or count is None or count < 2 or is_finished_by_last(first):
@@ -80,7 +82,10 @@ def finished(first: Kernel, second: Kernel) -> Kernel | None:
     if last is None or _reads(last.body) > MOST_LOADS:
         return None
     whole = replace(outer, body=(*outer.body, last))
-    return make_kernel(first.name, [whole], (*first.scratch, *second.scratch), _origins(first, second))
+    both = make_kernel(first.name, [whole], (*first.scratch, *second.scratch), _origins(first, second))
+    grid = on_grid(both)
+    at_a_time = machine.processors * max(AT_A_TIME // (grid.threads * grid.groups), 1)
+    return both if count <= MOST_WAVES * at_a_time * grid.groups else None
 
 
 def end_of_rows(rows: Kernel, end: Kernel, unread: Set[str], machine: Machine) -> Kernel | None:

@@ -116,7 +116,7 @@ def _with_ends(
         if both is not None:
             return [both]
     found = in_last_block([*kernels, last], machine)
-    if len(found) == 1:
+    if len(found) <= len(kernels):
         return found
     return [*in_last_block(kernels, machine), *schedule(end, f"{name}_end", machine, hints)]
 

@@ -18,6 +18,7 @@ from lampwork.records import record
 from lampwork.standard import math
 
 LONG_CHAIN = 64  # partial results that one thread of a GPU puts together, above which they are too many
+SEVERAL = 4  # times as many pieces of a card, where no number near the best one divides what is reduced
 _MANY = 4  # results for each value of one, above which the partial ones would be most of what is read
 
 
@@ -45,7 +46,11 @@ def split_reduction(group: Group, name: str, machine: Machine, hints: Mapping[st
     if tile is not None and tile.pieces == 1:
         return [group]
     enough = machine.pieces(results, along=along) if tile is None else tile.pieces
-    stages = _in_two(group, parts, f"{name}_partial", enough, hints, least=tile is not None)
+    # On a card pieces that are read once are as many as run at a time: more of them would begin when others end.
+    least = tile is not None or (along and machine.processors > 0)
+    stages = _in_two(group, parts, f"{name}_partial", enough, hints, least=least)
+    if len(stages) == 1 and tile is None and least:
+        stages = _in_two(group, parts, f"{name}_partial", SEVERAL * enough, hints)
     rest = _parts(stages[-1]) if len(stages) > 1 and machine.tile_side else None
     if rest is None or any(map(reads_along, rest.reductions)) or _tile(rest, machine, hints) is not None:
         return stages

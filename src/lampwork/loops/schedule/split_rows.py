@@ -27,7 +27,6 @@ from lampwork.records import record
 
 PIECE = 8192
 """Elements of a piece, about: its threads have them in registers from one reduction to the next."""
-BLOCKS = 8  # for each multiprocessor, of pieces that are read once
 
 
 def split_rows(group: Group, name: str, machine: Machine) -> list[Group] | None:
@@ -48,7 +47,8 @@ def split_rows(group: Group, name: str, machine: Machine) -> list[Group] | None:
     wanted = size // PIECE
     made = {each.out.name for each in definitions}
     if not any(load.buffer.name in made for each in definitions for load in _loads(each)):
-        wanted = max(min(wanted, count * BLOCKS // max(rows, 1)), 2)  # nothing has to stay in registers
+        # Nothing has to stay in registers: as many as run at a time, so that none begins when others end.
+        wanted = max(min(wanted, machine.pieces(rows, along=True)), 2)
     pieces = next((n for n in range(wanted, max(wanted // 4, 1), -1) if length % n == 0), None)
     if pieces is None:
         return None
