@@ -317,6 +317,8 @@ def _divide(ctx: Context, name: str, x: Operand, other: Operand) -> Array:
     if name == "truncdiv" and ctx.device != CPU and dtype in FLOATS and _is_number(ctx, other):
         # Kernels of a device multiply by the inverse, so that 49 divided by 49 is 0.
         return ctx.result(e.op("trunc", e.mul(left, e.div(e.like(1, right), right))))
+    if name == "div" and ctx.device != CPU and dtype == "f32" and (inverse := _inverse(other)) is not None:
+        return ctx.result(e.mul(left, e.const(inverse, dtype)))
     if dtype not in FLOATS and isinstance(other, Array):
         right = e.require(right, e.test("ne", right, e.const(0, dtype)))
     if ctx.dtype in HALVES and not _is_single(other):
@@ -325,6 +327,14 @@ def _divide(ctx: Context, name: str, x: Operand, other: Operand) -> Array:
         if name == "floordiv":
             return ctx.result(_half_floor_divide(ctx, left, right))
     return ctx.result(e.op(name, left, right))
+
+
+def _inverse(divisor: Operand) -> float | None:
+    """What kernels of a device multiply by where eager divides by a number: its inverse, of double precision, which
+    float32 holds among its normal numbers; None for what is no number, and for others."""
+    if not isinstance(divisor, int | float) or not 2.0**-126 <= abs(divisor) <= 2.0**126:
+        return None
+    return 1 / divisor
 
 
 def _half_floor_divide(ctx: Context, a: Expr, b: Expr) -> Expr:

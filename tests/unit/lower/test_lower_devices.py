@@ -190,3 +190,17 @@ def test_bytes_are_those_of_int64(dtype: torch.dtype) -> None:
         assert ("i64(" in str(lowered.definitions[-1].value)) is by_int64
     (made,) = run_on_cpu(record_on(lambda x: x.to(torch.uint8), (x,)), (x,))
     assert torch.equal(made, x.long().to(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_numbers_divide_as_kernels_of_cuda_do(dtype: torch.dtype) -> None:
+    """Which multiply by the inverse, of double precision: seen on a card, 1 / 0.85 is 0x1.2d2d2e0000000p+0."""
+    x = torch.randn(1000).to(dtype)
+    inverse = torch.tensor(1 / 0.85)
+    assert inverse.item().hex() == "0x1.2d2d2e0000000p+0" and inverse != torch.tensor(1.0) / 0.85
+    expected = (x.float() * inverse).to(dtype) if dtype is not torch.float64 else x / 0.85
+    (made,) = run_on_cpu(record_on(lambda x: x / 0.85, (x,)), (x,))
+    assert torch.equal(made, expected)
+    for divisor in (0.0, -0.0, math.inf, math.nan, 1e-40, 1e39, 5e-324):
+        (made,) = run_on_cpu(record_on(lambda x, by=divisor: x / by, (x,)), (x,))
+        torch.testing.assert_close(made, x / divisor, rtol=0, atol=0, equal_nan=True)

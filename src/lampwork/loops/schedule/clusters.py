@@ -39,9 +39,9 @@ from lampwork.loops.ir.traverse import walk_once
 from lampwork.loops.schedule.split_rows import PIECE, by_themselves, inner_axes, is_few
 from lampwork.records import record
 
-MODEL = (PORTABLE, 1024)
+MODEL = (16, 512)
 """The blocks of a cluster and the threads of a block that the model takes, at most. Others are left to a measurement:
-(16, 512) holds as much, and two of its blocks are at a multiprocessor, one of which may read while the other writes."""
+(8, 1024) holds as much, but one such block fills a multiprocessor, which does not read while it writes."""
 THREADS = 1024  # of a block, at most
 LEAST_THREADS = 256
 MOST_VALUES = 64  # elements of a thread: they are written out
@@ -258,8 +258,8 @@ class _Numbers:
 
 
 def cluster_grid(kernel: Kernel, rows: int) -> Grid:
-    """How a kernel for clusters lies on a grid: as few blocks as hold a row, or more where the rows are few; and as few
-    threads as have some elements each."""
+    """How a kernel for clusters lies on a grid: as few blocks as hold a row, or more, up to PORTABLE, where the rows are
+    few; and as few threads as have some elements each."""
     row = _row_of(kernel)
     blocks, (most, threads) = 2, MODEL
     most = min(most, kernel.cluster)
@@ -268,13 +268,14 @@ def cluster_grid(kernel: Kernel, rows: int) -> Grid:
     while not row.is_shared(blocks * threads):
         blocks *= 2
     while (
-        blocks < most
+        blocks < min(most, PORTABLE)
         and rows * blocks < FEW_BLOCKS
         and row.values(2 * blocks * LEAST_THREADS) >= LEAST_VALUES
     ):
         blocks *= 2
     while (
-        threads > LEAST_THREADS
+        blocks <= PORTABLE
+        and threads > LEAST_THREADS
         and row.values(blocks * threads // 2) <= FEW_VALUES
         and row.fits(blocks, threads // 2)
     ):
