@@ -258,8 +258,8 @@ class _Numbers:
 
 
 def cluster_grid(kernel: Kernel, rows: int) -> Grid:
-    """How a kernel for clusters lies on a grid: as few blocks as hold a row, or more, up to PORTABLE, where the rows are
-    few; and as few threads as have some elements each."""
+    """How a kernel for clusters lies on a grid: as few blocks as hold a row, or more, up to PORTABLE, where there are
+    few rows; and as few threads as have some elements each."""
     row = _row_of(kernel)
     blocks, (most, threads) = 2, MODEL
     most = min(most, kernel.cluster)
