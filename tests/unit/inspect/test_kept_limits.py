@@ -26,7 +26,10 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_limits, "_known", kept_limits._Known())
     results = []
     monkeypatch.setattr(kept_limits, "measure_limits", lambda *given: results.pop(0))
-    return results
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield results
+    torch.set_num_threads(threads)
 
 
 def forget(monkeypatch):

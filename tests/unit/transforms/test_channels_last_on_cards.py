@@ -249,7 +249,7 @@ def test_networks_are_converted_where_they_begin(
     def fn(x: Tensor, *bound: Tensor) -> Tensor:
         return torch.func.functional_call(model, dict(zip(state, bound, strict=True)), (x,))
 
-    x = torch.randn(2, 3, 64, 64, generator=MAKE).to(dtype)
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     with torch.no_grad():
         recorded = record_on(fn, [x], bound=list(state.values()))
         ctx = PassContext(backend_passes=NativeBackend().passes)
@@ -261,4 +261,5 @@ def test_networks_are_converted_where_they_begin(
     calls = Counter(step.op for step in program.instructions if isinstance(step, CallAten))
     assert calls.pop("aten::conv2d.default") == convolutions and set(calls) == {"aten::linear.default"}
     assert sum(isinstance(step, CallKernel) for step in program.instructions) == kernels
-    assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 1e-4 * right.abs().max()
+    error, eagers, size = (each.square().mean().sqrt() for each in (ours - right, theirs - right, right))
+    assert error <= 2 * eagers + 1e-6 * size
