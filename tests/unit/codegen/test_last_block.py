@@ -13,6 +13,7 @@ from grids import CARD, Case, check_grids, memory_of
 from grids import kernels_of as kernels_for
 from simulated import MODEL, ForbiddenError, run_simulated
 
+from lampwork.backends.native.tuning.tune_card import reads_and_writes
 from lampwork.codegen.gpu.device import emit_device
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.loops.ir.grid import Grid
@@ -286,3 +287,14 @@ def test_a_last_iteration_is_the_end_of_one() -> None:
     none = without(kernel, lambda _: (replace(last, among=0),))
     with pytest.raises(InvalidLoopsError, match="counts nothing"):
         verify_kernel(none)
+
+
+def test_what_is_passed_to_the_last_block_is_only_written() -> None:
+    """So that such kernels are measured as others are, of inputs alone."""
+    for case in (cases.columns("max", 256, 48), cases.rows("sum", 2, 16384)):
+        finished = [kernel for kernel in kernels_of(case) if is_finished_by_last(kernel)]
+        assert finished
+        for kernel in finished:
+            reads, writes = reads_and_writes(kernel)
+            assert reads == {"x"} and writes == {each.name for each in kernel.params} - reads
+            assert len(writes) == 2

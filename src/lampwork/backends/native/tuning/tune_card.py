@@ -12,7 +12,7 @@ chosen. A candidate whose results are not those of the model's choice is out of 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -46,8 +46,8 @@ from lampwork.graph.devices import CPU
 from lampwork.loops.fusion.fuse import fuse
 from lampwork.loops.ir.expr import indices, loads
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.kernel import iteration_work, parallel_extent, statements
-from lampwork.loops.ir.nodes import Buffer, Const, Gemm, Kernel, Load, Op, Store
+from lampwork.loops.ir.kernel import inner_body, iteration_work, parallel_extent, statements, stmt_exprs
+from lampwork.loops.ir.nodes import Buffer, Const, Gemm, Kernel, Load, Node, Op, Stmt, Store, WhenLast
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.symbols import evaluate
 from lampwork.loops.schedule.grid import grid_variants
@@ -351,10 +351,23 @@ def _of_zeros(value: Any, zeros: frozenset[str]) -> int | None:
 
 
 def reads_and_writes(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of the buffers that a kernel reads, and of those that it writes."""
+    """The names of the buffers that a kernel reads, and of those that it writes. What is only passed to who comes last
+    is written."""
     own = {buffer.name for buffer in kernel.params}
-    stores = [stmt.buffer.name for stmt in statements(kernel.body) if isinstance(stmt, Store)]
-    return frozenset(load.buffer.name for load in loads(*kernel.body)) & own, frozenset(stores) & own
+    stores = {stmt.buffer.name for stmt in statements(kernel.body) if isinstance(stmt, Store)}
+    before: list[Node] = []
+    for stmt in _before_the_last(kernel.body):
+        before += [stmt] if isinstance(stmt, Store) else stmt_exprs(stmt)
+    passed = stores.difference(load.buffer.name for load in loads(*before))
+    reads = {load.buffer.name for load in loads(*kernel.body)} - passed
+    return frozenset(reads & own), frozenset(stores & own)
+
+
+def _before_the_last(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    for stmt in body:
+        if not isinstance(stmt, WhenLast):
+            yield stmt
+            yield from _before_the_last(inner_body(stmt))
 
 
 def _elements(buffer: Buffer, hints: Mapping[str, int]) -> int | None:
