@@ -252,18 +252,18 @@ class Updater:
             known = self._kernels.setdefault(key, [])
             if len(known) >= _MOST_KERNELS:
                 self._refused[key] = Untraceable("its numbers change its formula on each call")
-            refused = self._refused.get(key)
-            if refused is None:
+            if key not in self._refused:
                 try:
                     kernel = compile_rule(recipe, given, dtypes, numbers, self._target_on(card), flag)
                 except (LampworkError, RuntimeError, TypeError) as error:
-                    refused = self._refused[key] = error.with_traceback(None)
-            if refused is not None:
-                if config.current().strict:
-                    raise refused
-                raise Untraceable(str(refused)) from refused
-            known.append(kernel)
-            return kernel
+                    self._refused[key] = error.with_traceback(None)
+                else:
+                    known.append(kernel)
+                    return kernel
+            refused = self._refused[key]
+            if config.current().strict:
+                raise refused
+            raise Untraceable(str(refused)) from refused
 
 
 def _traced(

@@ -32,7 +32,20 @@ from lampwork.loops.ir.grid import (
 )
 from lampwork.loops.ir.kernel import parallel_extent
 from lampwork.loops.ir.machine import Machine
-from lampwork.loops.ir.nodes import Expr, Kernel, Let, Load, Local, Loop, Map, Op, Reduce, ReduceLoop, Store
+from lampwork.loops.ir.nodes import (
+    DType,
+    Expr,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Map,
+    Op,
+    Reduce,
+    ReduceLoop,
+    Store,
+)
 from lampwork.loops.ir.ops import OPS
 from lampwork.loops.ir.symbols import likely
 from lampwork.loops.ir.traverse import walk_once
@@ -110,7 +123,7 @@ def pays(kernel: Kernel) -> bool:
     where whole rows of float32 are written. Rows of half types are half as long to read again, and pieces whose results
     are a few numbers are not read again at all. See benchmarks/gpu_clusters.py."""
     outer = parallel_loop(kernel)
-    stored = [
+    stored: list[DType] = [
         stmt.buffer.dtype
         for loop in shared_loops(kernel.body if outer is None else outer.body)
         for stmt in loop.body
