@@ -27,6 +27,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from gpu_timing import Clock
 from torch import Tensor
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -55,26 +56,8 @@ class Timer:
 
     def microseconds(self, calls: Sequence[Callable[[], object]]) -> float:
         """Of one call, on the device while the host is ahead: the median of some tries."""
-        for call in calls:
-            call()
-        if self.device == "cpu":
-            start = time.perf_counter()
-            for call in calls:
-                call()
-            return (time.perf_counter() - start) / len(calls) * 1e6
-        torch.cuda.synchronize()
-        found: list[float] = []
-        for _ in range(7):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(1_000_000)  # the host queues the calls meanwhile
-            begin.record()
-            for _ in range(3):
-                for call in calls:
-                    call()
-            end.record()
-            torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end) / (3 * len(calls)) * 1e3)
-        return statistics.median(found)
+        clock = Clock(self.device, samples=7)
+        return clock.device_ms(lambda call: call(), [(call,) for call in calls], calls=3 * len(calls)) * 1e3
 
 
 def products(timer: Timer, tiny: bool) -> Iterator[str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from gpu_timing import Clock
 
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.generator import GpuGenerator
@@ -237,21 +237,8 @@ def inputs(shape: Shape) -> list[dict[str, torch.Tensor]]:
 
 def seconds(runs: Sequence[Callable[[], object]]) -> float:
     """Of one run, by the device's clock, while the host is ahead: the median of some tries."""
-    for run in runs:
-        run()
-    torch.cuda.synchronize()
-    found: list[float] = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(400_000)  # the host queues the launches meanwhile
-        begin.record()
-        for _ in range(2):
-            for run in runs:
-                run()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end) / (2 * len(runs)) / 1000)
-    return statistics.median(found)
+    clock = Clock("cuda", samples=5)
+    return clock.device_ms(lambda run: run(), [(run,) for run in runs], calls=2 * len(runs)) / 1e3
 
 
 def error(shape: Shape, given: dict[str, torch.Tensor], got: torch.Tensor) -> float:

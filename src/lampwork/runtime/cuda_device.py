@@ -80,7 +80,6 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._index = index
         self._side: Any = None  # capture needs a stream that is not the default one
-        self._failed = _failed
         self.epoch = 0
 
     @property
@@ -151,7 +150,7 @@ class Cuda:
         """After a capture that torch could not end, its allocators and its generator are in the midst of it, and
         whoever launches next meets the errors that nobody has asked for. The allocator of pinned memory stays in the
         midst, and asks the graph on each allocation: so the graph is kept, and the memory takes no other capture."""
-        self._failed.append(graph)
+        _failed.append(graph)
         self._torch._C._cuda_clearCublasWorkspaces()
         with contextlib.suppress(RuntimeError):
             graph.reset()  # newer generators know of the capture until then

@@ -76,9 +76,8 @@ class Cubins:
         elif kernel.load_binary(self._device, made):
             self._keep(path, key, made)
             return
-        kernel.load(
-            self._device
-        )  # which says what is wrong with it, if the driver does not take it either way
+        # It says what is wrong with the PTX, if the driver does not take it either way.
+        kernel.load(self._device)
 
     def _key(self, ptx: bytes) -> bytes:
         """What a cubin is made of."""

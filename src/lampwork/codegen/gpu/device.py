@@ -143,9 +143,8 @@ class DeviceWriter(ClusterWriter):
         # Of a row's last turn, which not all threads have: whether this one does.
         self._inside: Value | None = None
         self._block = grid.threads, grid.groups
-        self._is_whole = (
-            False  # whether all threads of a block are one group, in the code that is being written
-        )
+        # Whether all threads of a block are one group, in the code that is being written.
+        self._is_whole = False
 
     def _emitter(self, written: frozenset[str]) -> GridEmitter:
         emitter = DeviceEmitter(self.b, written=written, error_flag="")
@@ -192,14 +191,22 @@ class DeviceWriter(ClusterWriter):
         """The line that the function begins with, up to its body."""
         x, y = self.grid.block
         clusters = ' "nvvm.cluster_dim"="0"' if self._is_cluster else ""  # as a launch says
-        # As many blocks as there are for whole rows run at the same time, if their threads take no more registers.
-        least = max(AT_A_TIME // (x * y), 1) if self.grid.counters else 1 if self._alone else 0
-        if self._is_cluster and (several := at_a_time(self.grid)) > 1:
-            least = several
+        least = self._blocks_at_a_time()
         at_once = f' "nvvm.minctasm"="{least}"' if least else ""
         return (
             f'define ptx_kernel void @{name}({self._signature()}) "nvvm.maxntid"="{x * y}"{at_once}{clusters}'
         )
+
+    def _blocks_at_a_time(self) -> int:
+        """The blocks that a multiprocessor has to run at a time, which bounds their registers; 0: the assembler
+        decides."""
+        if self._is_cluster and (several := at_a_time(self.grid)) > 1:
+            return several
+        if self.grid.counters:
+            # As many as there are for whole rows run at the same time, if their threads take no more registers.
+            x, y = self.grid.block
+            return max(AT_A_TIME // (x * y), 1)
+        return 1 if self._alone else 0
 
     def _for_both(self, buffers: Sequence[str], env: Env) -> None:
         """The code for aligned buffers, and that for others."""
