@@ -15,6 +15,8 @@ not aligned, are copied element by element, by code of its own, which is slow an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.mma.frame import ProductWriter
 from lampwork.codegen.gpu.mma.instructions import (
@@ -169,15 +171,26 @@ class Tiled(ProductWriter):
         rooms = room, self.b.add(room, self.rooms[0].bytes)
         return [copy.issue(place, at, k) for copy, place, at in zip(copies, places, rooms, strict=True)]
 
+    def _first_issued(self, copies: list[Copies], stages: int) -> list[Value]:
+        """Start the copies of the first stages, a group each; gives the places of the next ones."""
+        b, size = self.b, self.tile.stage_bytes(self.dtype)
+        places = [copy.address for copy in copies]
+        for stage in range(stages):
+            room = b.add(self.shared, stage * size) if stage else self.shared
+            places = self._issue(copies, places, room, b.const(stage * self.tile.k, "i64"))
+            commit(b)
+        return places
+
+    def _next_rooms(self, rooms: Sequence[Value], last: Value) -> list[Value]:
+        """The stages behind these, the first one behind the last."""
+        b, size = self.b, self.tile.stage_bytes(self.dtype)
+        return [b.select(b.cmp("eq", room, last), self.shared, b.add(room, size)) for room in rooms]
+
     def _copied_together(self, sums: list[Value]) -> list[Value]:
         b, tile = self.b, self.tile
         size, lines = tile.stage_bytes(self.dtype), tile.stages - 1
         copies = self._copies()
-        places = [copy.address for copy in copies]
-        for stage in range(lines):
-            room = b.add(self.shared, stage * size) if stage else self.shared
-            places = self._issue(copies, places, room, b.const(stage * tile.k, "i64"))
-            commit(b)
+        places = self._first_issued(copies, lines)
         last = b.add(self.shared, lines * size)
         carried = [*sums, *places, self.shared, last]
         with b.loop(b.const(0, "i64"), self._depth(), tile.k, carried, runs=True) as loop:
@@ -189,10 +202,7 @@ class Tiled(ProductWriter):
             places = self._issue(copies, [first, second], write, b.add(loop.index, lines * tile.k))
             commit(b)
             sums = self._multiplied(sums, read, taken)
-            rooms = [
-                b.select(b.cmp("eq", room, last), self.shared, b.add(room, size)) for room in (read, write)
-            ]
-            loop.next = [*sums, *places, *rooms]
+            loop.next = [*sums, *places, *self._next_rooms((read, write), last)]
         # Copies of zeros may still be on their way.
         wait_for_all_but(b, 0)
         barrier(b)

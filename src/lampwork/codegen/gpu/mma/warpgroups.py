@@ -257,11 +257,7 @@ class _Grouped(Tiled):
         b, tile = self.b, self.tile
         size, ahead = tile.stage_bytes(self.dtype), tile.stages - 2
         copies = self._copies()
-        places = [copy.address for copy in copies]
-        for stage in range(ahead):
-            room = b.add(self.shared, stage * size) if stage else self.shared
-            places = self._issue(copies, places, room, b.const(stage * tile.k, "i64"))
-            commit(b)
+        places = self._first_issued(copies, ahead)
         last = b.add(self.shared, (tile.stages - 1) * size)
         carried = [*sums, *places, self.shared, b.add(self.shared, ahead * size)]
         with b.loop(b.const(0, "i64"), self._depth(), tile.k, carried, runs=True) as loop:
@@ -274,10 +270,7 @@ class _Grouped(Tiled):
             places = self._issue(copies, [first, second], write, b.add(loop.index, ahead * tile.k))
             commit(b)
             wait_for_products_but(b, 1)
-            rooms = [
-                b.select(b.cmp("eq", room, last), self.shared, b.add(room, size)) for room in (read, write)
-            ]
-            loop.next = [*sums, *places, *rooms]
+            loop.next = [*sums, *places, *self._next_rooms((read, write), last)]
         sums = wait_for_sums(b, loop.results[: tile.sums])
         # Copies of zeros may still be on their way.
         wait_for_all_but(b, 0)
