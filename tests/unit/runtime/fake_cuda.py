@@ -44,13 +44,21 @@ class FakeDevice:
         self.epoch = 0
         self.graphs: weakref.WeakSet[FakeGraph] = weakref.WeakSet()
         self.memories: weakref.WeakSet[Memory] = weakref.WeakSet()
-        self.capturing = False
         self.fails: BaseException | None = None
         self.spoilt: list[Memory] = []
         self._streams = threading.local()
 
     def count(self, what: str) -> int:
         return sum(entry[0] == what for entry in self.log)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the current stream is recorded. Each thread has one of its own here."""
+        return getattr(self._streams, "capturing", False)
+
+    @capturing.setter
+    def capturing(self, whether: bool) -> None:
+        self._streams.capturing = whether
 
     def is_capturing(self) -> bool:
         return self.capturing
