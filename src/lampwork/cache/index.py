@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from lampwork.cache.key import Key, read_key
@@ -27,6 +27,7 @@ from lampwork.cache.objects import Found
 from lampwork.folders import NEW, is_own
 from lampwork.locks import hold_across_forks, importing, new_lock
 from lampwork.records import record
+from lampwork.standard import math
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -36,8 +37,9 @@ VERSION = 1
 MISSES = 256
 """So many are remembered."""
 PATIENCE = 2.0
-"""How long another process may keep the index locked, in seconds. After one that took longer nobody waits for a
-minute."""
+"""How long another process may keep the index locked, in seconds."""
+PAUSE = 60.0
+"""For how long nobody waits after one that took longer, and for how long an index in memory serves, in seconds."""
 ROOM = 0.9
 """To which part of its limit the cache shrinks when it has grown above it, so that not every entry has to make room."""
 
@@ -132,6 +134,7 @@ class Index:
         self._connection: Connection | None = None
         self._opened: tuple[int, int] | None = None
         self._impatient = 0.0
+        self._until = math.inf
         self.trouble = ""
         _indexes.add(self)
 
@@ -141,6 +144,7 @@ class Index:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+            self._until = math.inf
 
     def find(self, digest: str) -> Row | None:
         """The entry of a key.
@@ -218,7 +222,8 @@ class Index:
         """Of the files of all entries."""
 
         def work(connection: Connection) -> set[str]:
-            return {found[0] for found in connection.execute("SELECT name FROM entries")}
+            found = connection.execute("SELECT name FROM entries").fetchall()
+            return {each[0] for each in found if _is_name(each[0])}
 
         return self._run(work)
 
@@ -243,8 +248,12 @@ class Index:
 
         def work(connection: Connection) -> list[Miss]:
             found = connection.execute("SELECT text, time, process, after FROM misses ORDER BY number DESC")
-            known = ((read_key(text), *rest) for text, *rest in found.fetchall())
-            return [Miss(key, *cast(Any, rest)) for key, *rest in known if key is not None]
+            misses: list[Miss] = []
+            for text, *numbers in found.fetchall():
+                key = read_key(text) if isinstance(text, str) else None
+                if key is not None and all(map(_is_number, numbers)):
+                    misses.append(Miss(key, *numbers))
+            return misses
 
         return self._run(work)
 
@@ -254,7 +263,7 @@ class Index:
         def work(connection: Connection) -> bool:
             done = connection.execute("SELECT time FROM done WHERE what = ?", (what,)).fetchone()
             # A time to come is one of a clock that was wrong.
-            if done is not None and 0 <= now - done[0] < period:
+            if done is not None and _is_number(done[0]) and 0 <= now - done[0] < period:
                 return False
             with _writing(connection):
                 connection.execute("INSERT OR REPLACE INTO done (what, time) VALUES (?, ?)", (what, now))
@@ -262,10 +271,12 @@ class Index:
 
         return self._run(work)
 
-    def _run(self, work: Callable[[Connection], T], patience: float = PATIENCE) -> T:
+    def _run(self, work: Callable[[Connection], T], patience: float | None = None) -> T:
         sqlite = _sqlite()
-        now = time.monotonic()
+        now, patience = time.monotonic(), PATIENCE if patience is None else patience
         until, pause, made = now if now < self._impatient else now + patience, 0.001, False
+        if now >= self._until:
+            self.close()
         while True:
             # No thread sleeps in here, nor says anything: forks wait for it.
             with _using:
@@ -273,18 +284,18 @@ class Index:
                     return work(self._open(sqlite))
                 except sqlite.Error as error:
                     reason, code = str(error), (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-                except _Damage as error:
+                except (_Damage, UnicodeError) as error:  # the latter where a damaged name is in a message
                     reason, code = str(error), 0
-                if code in _DAMAGE and not made:
-                    made = True
-                    self._replace(sqlite, reason)
-                    continue
                 if code not in _BUSY:
-                    self.close()
-                    raise Unusable(reason)
+                    if made:
+                        self.close()
+                        raise Unusable(reason)
+                    made = True
+                    self._replace(sqlite, reason, code in _DAMAGE)
+                    continue
             if time.monotonic() >= until:
                 if patience:
-                    self._impatient = time.monotonic() + 60.0
+                    self._impatient = time.monotonic() + PAUSE
                 raise Unusable(reason)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
@@ -340,19 +351,23 @@ class Index:
         return found
 
     def _in_memory(self, sqlite: Any) -> Connection:
+        self._until = time.monotonic() + PAUSE
         made: Connection = sqlite.connect(":memory:", isolation_level=None, check_same_thread=False)
         _fill(made, self._entries())
         return made
 
-    def _replace(self, sqlite: Any, reason: str) -> None:
-        """Make the index again, for what is there is none."""
+    def _replace(self, sqlite: Any, reason: str, damaged: bool) -> None:
+        """Make the index again if what is there is none; else there is one in memory for a while: on a disk that is
+        full, say, from which entries can be read still."""
         self.trouble = reason
         self.close()
         try:
-            self._make(sqlite, self._opened)
+            if damaged:
+                self._make(sqlite, self._opened)
+                return
         except (OSError, sqlite.Error) as error:
             self.trouble = f"{reason}, and no other can be made: {error}"
-            self._connection = self._in_memory(sqlite)
+        self._connection = self._in_memory(sqlite)
 
     def _make(self, sqlite: Any, damaged: tuple[int, int] | None) -> None:
         """Make the file, unless another process has just done so: one at a time looks what lies there."""
@@ -447,9 +462,16 @@ def _make_room(connection: Connection, besides: str, bytes: float) -> list[str]:
 
 def _row(found: tuple[Any, ...]) -> Row:
     row = Row(*found)
+    numbers, texts = (row.number, row.bytes, row.made, row.seen), [row.key, row.text]
+    if not (all(map(_is_number, numbers)) and all(type(each) is str for each in texts)):
+        raise _Damage("an entry is not one")
     if not _is_name(row.name):
-        raise _Damage("it names no file")
+        raise _Damage("an entry names no file")
     return row
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _is_name(name: Any) -> bool:
