@@ -112,7 +112,8 @@ class Local:
             OSError: the folder cannot be read.
         """
         known, whole, wrong = self.index.names(), 0, list[str]()
-        for name in list(self.objects.names()):
+        seen = set(self.objects.names())
+        for name in sorted(seen):
             try:
                 entry = self.objects.read(name, MOST_BYTES)
                 key = None if entry is None else key_of(entry)
@@ -130,7 +131,7 @@ class Local:
             whole += 1
             if name not in known:
                 self.index.keep(key, name, len(entry), time.time(), _NO_LIMIT)
-        for name in known:
+        for name in known - seen:
             if not self.objects.has(name):
                 wrong.append(f"{name} is not there")
                 self._drop(name)
