@@ -218,6 +218,12 @@ class StudyError(LampworkError):
     code = "LW344"
 
 
+class CacheError(LampworkError):
+    """There is no cache on disk to look at, or no such key in it; or an archive of it could not be read or written."""
+
+    code = "LW345"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 
