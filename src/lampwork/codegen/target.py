@@ -349,8 +349,8 @@ class Target:
 
 @record
 class MachineFunction:
-    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into; `name`: in the
-    module that it came from."""
+    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into, where it has
+    this `name`."""
 
     address: int
     owner: Any = field(repr=False, compare=False)

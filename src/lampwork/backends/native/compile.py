@@ -18,7 +18,7 @@ from lampwork import config, logs
 from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.kernel_texts import KernelTexts
-from lampwork.backends.native.memory_plan import Devices, Layout, Result, plan
+from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
 from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduct
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
@@ -61,6 +61,7 @@ from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.rewriting.matching.values import is_constant
+from lampwork.runtime.layout import Layout
 from lampwork.runtime.program import Program
 from lampwork.verdict import Verdict, Yes
 

@@ -11,7 +11,6 @@ from torch import fx
 from lampwork import config
 from lampwork.backends.native.compile import NativeBackend, compile_open
 from lampwork.backends.native.generate import Generated
-from lampwork.backends.native.memory_plan import AtenStep, Layout
 from lampwork.backends.native.tasks import ExternTask, Task
 from lampwork.backends.protocol import kept_operators, passes_of
 from lampwork.codegen.target import Target
@@ -19,6 +18,7 @@ from lampwork.config import Config
 from lampwork.graph.copying import copy_graph
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
+from lampwork.runtime.layout import AtenStep, Layout
 from lampwork.runtime.program import CallAten
 from lampwork.transforms.pipeline import run_passes
 
