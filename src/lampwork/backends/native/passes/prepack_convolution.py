@@ -60,9 +60,9 @@ class PrepackConvolution:
     target: Callable[[Config], Target]
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
-        target = self.target(ctx.config)
-        if target.standalone or not torch.backends.mkldnn.is_available():
+        if not torch.backends.mkldnn.is_available():
             return
+        target = self.target(ctx.config)
         packed: list[fx.Node] = []
         restrided: list[fx.Node] = []
         for conv in eligible(graph, ctx, self.name, lambda conv: _eligible(conv, target)):
@@ -91,7 +91,7 @@ def _eligible(conv: Convolution, target: Target) -> Verdict:
     if (
         x.device.type != "cpu"
         or any(each.dtype is not x.dtype for each in (w, *biases))
-        or not has_onednn(conv)
+        or not has_onednn(conv, target)
     ):
         return No(f"the input is {x.dtype} on {x.device}")
     if spec(conv.node).numel == 0 or x.numel == 0:
