@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
+from lampwork.codegen.target import Target
 from lampwork.plugins.context import PassContext
 from lampwork.transforms.convolution import Convolution, convolution, spec
 from lampwork.verdict import No, Verdict
@@ -27,11 +28,11 @@ def eligible(
             yield conv
 
 
-def has_onednn(conv: Convolution) -> bool:
-    """Whether oneDNN convolves it on this processor, and each group by itself: groups of an odd number of channels of
+def has_onednn(conv: Convolution, target: Target) -> bool:
+    """Whether oneDNN convolves it where the code runs, and each group by itself: groups of an odd number of channels of
     bfloat16 are multiplied in pairs there, the last one with the next group's first and a zero, which makes nan of an
-    inf of the neighbour's. Depthwise ones have code of their own."""
-    if not torch.backends.mkldnn.is_available():
+    inf of the neighbour's. Depthwise ones have code of their own. What another machine's does is not known here."""
+    if target.standalone or target.triple or not torch.backends.mkldnn.is_available():
         return False
     dtype, weight = spec(conv.x).dtype, spec(conv.weight)
     if dtype is torch.bfloat16:

@@ -91,7 +91,7 @@ def _eligible(conv: Convolution, target: Target) -> Verdict:
     if (
         x.device.type != "cpu"
         or any(each.dtype is not x.dtype for each in (w, *biases))
-        or not has_onednn(conv)
+        or not has_onednn(conv, target)
     ):
         return No(f"the input is {x.dtype} on {x.device}")
     if spec(conv.node).numel == 0 or x.numel == 0:
