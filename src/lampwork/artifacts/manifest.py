@@ -81,7 +81,7 @@ class Entry:
 
     Attributes:
         inputs: the tensors, in the order of the program's.
-        args, kwargs: what a call passes.
+        args, kwargs: what a call passes; `names`: under which each of `args` may be passed too.
         symbols: in an order in which each occurs alone as the size of an input.
         conditions: what has to hold for them.
         weights: numbers of weights, in the order of the program's bound tensors.
@@ -103,6 +103,7 @@ class Entry:
     result: Tree
     writes: tuple[tuple[int, int], ...]
     graph: str
+    names: tuple[str, ...] = ()
     training: bool = False
     notes: tuple[str, ...] = ()
 
@@ -199,6 +200,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "inputs": [_tensed_to_json(each) for each in entry.inputs],
         "arguments": {
             "args": [tree_to_json(tree, "input") for tree in entry.args],
+            "names": list(entry.names),
             "kwargs": {name: tree_to_json(tree, "input") for name, tree in entry.kwargs.items()},
         },
         "symbols": [
@@ -369,6 +371,9 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
     arguments = place["arguments"]
     args = tuple(tree_from_json(each, "input", len(inputs)) for each in arguments["args"])
     kwargs = {name: tree_from_json(each, "input", len(inputs)) for name, each in arguments["kwargs"].items()}
+    names = tuple(each.text() for each in arguments["names"])
+    if len(names) != len(args) or len({*names, *kwargs}) < len(names) + len(kwargs):
+        raise arguments["names"].wrong(f"{len(args)} names, none of which comes twice")
     given = {leaf.number for tree in (*args, *kwargs.values()) for leaf in leaves_of(tree)}
     if len(given) < len(inputs):
         raise arguments.wrong("each input to be passed")
@@ -395,6 +400,7 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
         result,
         writes,
         _section_name(place["graph"], sections),
+        names,
         _flag(place["training"]),
         tuple(each.text() for each in place["notes"]),
     )

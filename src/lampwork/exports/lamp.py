@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -27,11 +25,11 @@ from lampwork.codegen.llvm.targets import facts, named_target
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.whole import captured_whole
 from lampwork.config import Config
-from lampwork.errors import CaptureError, ExportError, LampworkError, OptionError, text_of
+from lampwork.errors import CaptureError, ExportError, OptionError, text_of
 from lampwork.exports import results
-from lampwork.exports.arguments import argument_tree
-from lampwork.exports.dims import check_open, open_sizes, opened, relations
-from lampwork.exports.naming import input_names
+from lampwork.exports.arguments import argument_trees
+from lampwork.exports.dims import Open, check_open, open_sizes, opened, relations
+from lampwork.exports.naming import input_names, unique
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec
@@ -73,6 +71,7 @@ class _Captured:
     said: tuple[Condition, ...]
     call: Call
     config: Config
+    names: tuple[str, ...]
     training: bool
 
     @property
@@ -216,6 +215,7 @@ def _capture(name: str, call: Call, model: Any) -> _Captured:
         relations(region, sizes, call.args, call.kwargs),
         call,
         function.config,
+        unique(named, call.kwargs),
         isinstance(owner, nn.Module) and owner.training,
     )
 
@@ -385,6 +385,7 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         _result(piece.whole),
         piece.writes,
         graph,
+        captured.names,
         captured.training,
         tuple(note for note in piece.notes if not note.startswith("the result is tensors by name")),
     )
