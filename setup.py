@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -48,7 +49,21 @@ def sources() -> list[str]:
     return [f"build/units/{unit}.cpp" for unit in UNITS]
 
 
+class Build(BuildExtension):
+    """Leaves a note beside the extension of which torch it was built with, for `lampwork.installed`."""
+
+    def run(self) -> None:
+        super().run()
+        for extension in self.extensions:
+            path = Path(self.get_ext_fullpath(extension.name)).with_suffix(".torch")
+            path.write_text(f"{torch.__version__}\n")
+
+
+# torch keeps no binary interface between minor versions: the extension runs with the one that it was built with.
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
 setup(
+    install_requires=[f"torch=={MINOR}.*", "llvmlite>=0.45", "bytecode>=0.16", "numpy"],
     ext_modules=[
         CppExtension(
             "lampwork._C",
@@ -68,5 +83,5 @@ setup(
             extra_link_args=["-fopenmp", *CHECKS] if DEBUG or SANITIZE else ["-fopenmp", "-s"],
         )
     ],
-    cmdclass={"build_ext": BuildExtension},
+    cmdclass={"build_ext": Build},
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from lampwork.errors import CodegenError
+from lampwork.installed import missing
 from lampwork.locks import hold_across_forks, importing, new_lock
 from lampwork.standard import functools
 
@@ -45,8 +46,13 @@ class Library:
 
     def __init__(self) -> None:
         with importing:
-            import llvmlite.binding as llvm
-            from llvmlite.binding import ffi
+            try:
+                import llvmlite.binding as llvm
+                from llvmlite.binding import ffi
+            except ModuleNotFoundError as error:
+                if error.name != "llvmlite":
+                    raise
+                raise missing("llvmlite", "to compile") from error
 
             # LLVM has locks of its own inside, all of them under this one and those of `slots`.
             hold_across_forks(cast(Any, ffi).lib._lock._lock)
