@@ -18,7 +18,7 @@ from dataclasses import field
 from typing import Any
 
 from lampwork import _C, config, logs
-from lampwork.codegen.llvm.library import Library, llvm_library, slots
+from lampwork.codegen.llvm.library import Library, check_installed, llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
 from lampwork.codegen.target import Target
 from lampwork.errors import BackendError, CodegenError
@@ -220,6 +220,7 @@ class Batch:
         self._alone: float | None = None  # since when modules have been compiled as they came
 
     def __enter__(self) -> Batch:
+        check_installed()
         workers.open()
         return self
 

@@ -8,6 +8,7 @@ lock, too, so Python code runs at the same time. Everything else is asked of llv
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import threading
 from dataclasses import dataclass
@@ -46,13 +47,8 @@ class Library:
 
     def __init__(self) -> None:
         with importing:
-            try:
-                import llvmlite.binding as llvm
-                from llvmlite.binding import ffi
-            except ModuleNotFoundError as error:
-                if error.name != "llvmlite":
-                    raise
-                raise missing("llvmlite", "to compile") from error
+            import llvmlite.binding as llvm
+            from llvmlite.binding import ffi
 
             # LLVM has locks of its own inside, all of them under this one and those of `slots`.
             hold_across_forks(cast(Any, ffi).lib._lock._lock)
@@ -164,10 +160,21 @@ _early = _Early()
 _making = new_lock()
 
 
+@functools.cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("llvmlite") is not None
+
+
+def check_installed() -> None:
+    """Raise InstallError where there is no llvmlite: in the thread that wants code, not in those that make it."""
+    if not _is_installed():
+        raise missing("llvmlite", "to compile")
+
+
 def load_early() -> None:
     """Start to load the library in a thread of its own, where another core can do it: 20 to 40 ms of a first call,
     which captures Python code meanwhile."""
-    if _early.started or len(slots.locks) == 1:
+    if _early.started or len(slots.locks) == 1 or not _is_installed():
         return
     _early.started = True
     thread = threading.Thread(target=_made, name="lampwork-llvm-load")
