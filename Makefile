@@ -39,8 +39,8 @@ $(EXTENSION): $(PACKAGE)
 	touch $@
 
 # For the Python and the torch of the environment; `make wheel PYTHON=python3.12` for another.
-wheel: $(VENV)/.torch ## build a wheel for this Python and torch, into dist
-	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+wheel: $(PACKAGE) ## build a wheel for this Python and torch, into dist
+	LAMPWORK_BUILD_REUSE=1 $(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 setup: $(EXTENSION) ## make the virtual environment and build the extension
 

@@ -50,13 +50,39 @@ def sources() -> list[str]:
 
 
 class Build(BuildExtension):
-    """Leaves a note beside the extension of which torch it was built with, for `lampwork.installed`."""
+    """Leaves a note beside the extension of which torch it was built with, for `lampwork.installed`.
+
+    With LAMPWORK_BUILD_REUSE=1 a wheel takes the extension that lies in the tree for this Python, built before.
+    """
 
     def run(self) -> None:
+        if os.environ.get("LAMPWORK_BUILD_REUSE") == "1" and not self.inplace:
+            self.reuse()
+            return
         super().run()
         for extension in self.extensions:
-            path = Path(self.get_ext_fullpath(extension.name)).with_suffix(".torch")
-            path.write_text(f"{torch.__version__}\n")
+            self.note(extension.name).write_text(f"{torch.__version__}\n")
+
+    def note(self, extension: str) -> Path:
+        return Path(self.get_ext_fullpath(extension)).with_suffix(".torch")
+
+    def reuse(self) -> None:
+        for extension in self.extensions:
+            target = Path(self.get_ext_fullpath(extension.name))
+            built = ROOT / "src" / self.get_ext_filename(extension.name)
+            if not built.is_file():
+                raise SystemExit(
+                    f"setup.py: there is no {built} to reuse; build it with `build_ext --inplace`"
+                )
+            note = built.with_suffix(".torch")
+            made_with = note.read_text() if note.is_file() else f"{torch.__version__}\n"
+            if made_with.split(".")[:2] != torch.__version__.split(".")[:2]:
+                raise SystemExit(
+                    f"setup.py: {built} was built with torch {made_with.strip()}: build it again"
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(built), str(target))
+            self.note(extension.name).write_text(made_with)
 
 
 # torch keeps no binary interface between minor versions: the extension runs with the one that it was built with.
