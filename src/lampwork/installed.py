@@ -48,7 +48,7 @@ def needed(name: str, purpose: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if not f"{name}.".startswith(f"{error.name}."):  # what the package itself lacks
             raise
         return _Missing(name, purpose)
 
