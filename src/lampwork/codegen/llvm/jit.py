@@ -28,7 +28,8 @@ from lampwork.records import record
 
 @record
 class Code:
-    """Machine code in memory: addresses by function name. The memory lives as long as this object."""
+    """Machine code in memory: addresses by function name, none of code for another machine. The memory lives as long as
+    this object."""
 
     addresses: dict[str, int]
     object_code: bytes = field(repr=False)
@@ -65,7 +66,8 @@ class Jit:
 
     def machine(self, library: Library) -> Any:
         """A new target machine."""
-        return library.machine(self.target.cpu, self.target.features)
+        target = self.target
+        return library.machine(target.cpu, target.features, target.triple)
 
     def forget_machines(self) -> None:
         """Target machines hold 1 MB and more each, and are made in 0.4 ms."""
@@ -74,11 +76,14 @@ class Jit:
                 self._machines.pop(slot, None)
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Code:
-        """Link object code into this process. Undefined symbols are looked up in the process (the C library).
+        """Link object code into this process. Undefined symbols are looked up in the process (the C library). That of a
+        target with a triple is kept as it is.
 
         Raises:
             CodegenError: a symbol is missing, or the object code is not of this machine.
         """
+        if self.target.triple:
+            return Code({}, object_code, None)
         try:
             library = _C.MachineCode(object_code)
         except ValueError as error:

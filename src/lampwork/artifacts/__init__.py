@@ -1,0 +1,1 @@
+"""Artifacts: `.lamp` files, models that run without their source and without a compiler."""

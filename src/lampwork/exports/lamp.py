@@ -1,0 +1,465 @@
+"""A model as a `.lamp` file: what it computes for each call that it was exported for, compiled for several machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from lampwork import pristine
+from lampwork.api import check_keywords, function_of, make_function, original_of
+from lampwork.artifacts import manifest as m
+from lampwork.artifacts.container import SECTION, digest, write_container
+from lampwork.artifacts.trees import Leaf, Made, Mapped, Number, Sequenced, Tree, Unused
+from lampwork.backends.native.compile_for import compile_for
+from lampwork.capture.model.evaluate import find
+from lampwork.capture.model.region import Arg, Kwarg, Region, Source, TensorGuard, root_of
+from lampwork.capture.state.dynamic import strides_of
+from lampwork.codegen.llvm.targets import facts, named_target
+from lampwork.compiled.module import CompiledModule
+from lampwork.compiled.whole import captured_whole
+from lampwork.config import Config
+from lampwork.errors import CaptureError, ExportError, OptionError, text_of
+from lampwork.exports import results
+from lampwork.exports.arguments import argument_trees
+from lampwork.exports.dims import Open, check_open, open_sizes, opened, relations
+from lampwork.exports.naming import input_names, unique
+from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.graph.concrete import scope_of
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import Condition, Scope, SymbolicInt
+from lampwork.loops.ir.polynomial import Index, as_index
+from lampwork.records import record
+from lampwork.runtime import Compiled
+from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
+
+NAME = "lamp"
+
+
+@record(eq=False)
+class Call:
+    """One entry: `function` is called with these arguments. `sizes`: what `dynamic_shapes` says of them."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any = None
+
+
+@record(eq=False)
+class Wanted:
+    """The keywords of an export to `.lamp`, as they were given."""
+
+    targets: Sequence[str] | None = None
+    metadata: Mapping[str, Any] | None = None
+    require: str | None = None
+
+
+@record(eq=False)
+class _Captured:
+    """An entry, captured. `said`: conditions that the user names."""
+
+    piece: Piece
+    region: Region
+    sizes: tuple[Open, ...]
+    said: tuple[Condition, ...]
+    call: Call
+    config: Config
+    names: tuple[str, ...]
+    training: bool
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All there are by now: compiling adds to them."""
+        found = (*self.region.conditions, *self.said)
+        return tuple({(each.op, each.index): each for each in reversed(found)}.values())[::-1]
+
+
+def export_artifact(
+    path: Path, model: Any, calls: Mapping[str, Call], wanted: Wanted
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Write the file; gives the names of inputs and outputs of the first entry, and notes.
+
+    Raises:
+        OptionError: a keyword is wrong.
+        ExportError: an entry is no single region, has what no file can have, or cannot be open as far as it was to be.
+    """
+    metadata = _metadata(wanted.metadata)
+    if wanted.require not in (None, "standalone"):
+        raise OptionError(
+            f"require is {wanted.require!r}, expected None or 'standalone'", fix="require='standalone'"
+        )
+    for name in calls:
+        if not m.is_entry_name(name):
+            raise OptionError(
+                f"{name!r} is no name for an entry", fix="give one that Python takes, without _ in front"
+            )
+    names = _targets(wanted.targets)
+    root = _root(model)
+    captured = {name: _capture(name, call, model) for name, call in calls.items()}
+    weights = _Weights(root)
+    bound = {name: weights.numbers(each) for name, each in captured.items()}
+    sections: dict[str, bytes] = {}
+    targets = tuple(_compile(name, captured, sections, wanted) for name in names)
+    entries: dict[str, m.Entry] = {}
+    for name, each in captured.items():
+        check_open(each.conditions, each.region, each.sizes, each.call.args, each.call.kwargs)
+        graph = f"{SECTION}graph.{name}"
+        sections[graph] = to_text(graph_to_json(each.piece.graph))
+        entries[name] = _entry(each, bound[name], graph)
+    made = m.Manifest(
+        _name(model),
+        tuple(weights.found),
+        entries,
+        targets,
+        {name: m.Section(digest(data), len(data)) for name, data in sections.items()},
+        metadata,
+        made=m.now(),
+    )
+    texts = {"format": m.FORMAT, m.MANIFEST: m.manifest_to_text(made)}
+    write_container(path, weights.tensors, sections, texts)
+    first = next(iter(captured.values())).piece
+    notes = dict.fromkeys(
+        f"{name}: {note}" if len(entries) > 1 else note
+        for name, entry in entries.items()
+        for note in entry.notes
+    )
+    return first.inputs, first.returned, tuple(notes)
+
+
+def _metadata(given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+        isinstance(key, str) for key in cast("Mapping[Any, Any]", given)
+    ):
+        raise OptionError(
+            f"metadata is {str(given)[:80]}, expected a dict by texts", fix="metadata={'author': 'me'}"
+        )
+    found = dict(cast("Mapping[str, Any]", given))
+    try:
+        json.dumps(found, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"metadata has what JSON cannot have: {text_of(error)}", fix="give texts, numbers, lists and dicts"
+        ) from error
+    return found
+
+
+def _targets(given: Any) -> tuple[str, ...]:
+    """The names of targets, best first."""
+    if given is None:
+        host = named_target("host").name
+        return tuple(each for each in _BELOW if each == host or runs_on(each, host)) or (host,)
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names:
+        raise OptionError("targets names none", fix="leave it out for this machine's")
+    found = dict.fromkeys(named_target(name).name for name in names)
+    return tuple(sorted(found, key=_rank))
+
+
+def _root(model: Any) -> nn.Module | None:
+    original = original_of(model)
+    if isinstance(original, MethodType):
+        original = original.__self__
+    return original if isinstance(original, nn.Module) else None
+
+
+def _name(model: Any) -> str:
+    original = original_of(model)
+    kind = original if hasattr(original, "__name__") else type(original)
+    return str(getattr(kind, "__name__", "model"))
+
+
+# --- capturing --------------------------------------------------------------------------------------------------------
+
+
+def _capture(name: str, call: Call, model: Any) -> _Captured:
+    keywords = check_keywords(fullgraph=True, options={"strict": True})
+    if isinstance(call.function, Compiled | CompiledModule):
+        compiled = function_of(call.function)
+        keywords = replace(keywords, config=replace(compiled.config, strict=True))
+    original = original_of(call.function)
+    function = make_function(original, keywords, quiet=True)
+    named = input_names([Arg(number) for number in range(len(call.args))], original)
+    sizes = call.dynamic_shapes
+    if not (isinstance(sizes, tuple) and all(isinstance(each, Open) for each in cast("tuple[Any]", sizes))):
+        sizes = open_sizes(sizes, named, call.args, call.kwargs)
+    try:
+        with pristine.no_grad(), opened(sizes):
+            region = captured_whole(function, call.args, call.kwargs)
+    except CaptureError as error:
+        raise ExportError(
+            f"{name} cannot be exported whole: [{error.code}] {error.cause}",
+            fix=error.fix or "lampwork.explain(model)(*args) shows where it breaks",
+            location=error.location,
+        ) from error
+    graph = region.graph
+    if graph is None:
+        raise ExportError(
+            f"{name} computes no tensors, so there is nothing to export", fix="export what computes something"
+        )
+    _check_symbols(name, region)
+    piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call))
+    owner = original.__self__ if isinstance(original, MethodType) else original
+    return _Captured(
+        piece,
+        region,
+        sizes,
+        relations(region, sizes, call.args, call.kwargs),
+        call,
+        function.config,
+        unique(named, call.kwargs),
+        isinstance(owner, nn.Module) and owner.training,
+    )
+
+
+def _check_symbols(name: str, region: Region) -> None:
+    for symbol in region.symbols:
+        if symbol.kind not in ("size", "stride") or not isinstance(root_of(symbol.source), Arg | Kwarg):
+            raise ExportError(
+                f"{name} has a number that differs between calls and is no size of an argument: {symbol}",
+                fix="pass it as a tensor",
+            )
+    if region.derived:
+        raise ExportError(
+            f"{name} computes a float of sizes in Python: {', '.join(map(repr, region.derived.values()))}",
+            fix="compute it with tensors, or leave the size fixed",
+        )
+
+
+def _passed(region: Region, graph: fx.Graph, call: Call) -> dict[Source, TensorSpec]:
+    """The tensors of a call that the graph does not compute with, but that were looked at."""
+    scope = scope_of(graph) or Scope()
+    symbols = {(symbol.source, symbol.kind, symbol.dim): symbol for symbol in region.symbols}
+    found: dict[Source, TensorSpec] = {}
+    for guard in region.guards:
+        source, expected = guard.source, guard.expected
+        if (
+            guard.kind != "tensor"
+            or source in region.inputs
+            or not isinstance(root_of(source), Arg | Kwarg)
+            or not isinstance(expected, TensorGuard)
+        ):
+            continue
+        tensor = find(source, call.args, call.kwargs)
+
+        def number(kind: str, dim: int, value: int, source: Source = source) -> Any:
+            symbol = symbols.get((source, cast(Any, kind), dim))
+            if symbol is None:
+                return value
+            scope.hints.setdefault(symbol.name, symbol.hint)
+            return SymbolicInt(scope, Index.sym(symbol.name), symbol.hint)
+
+        shape = tuple(number("size", dim, size) for dim, size in enumerate(tensor.shape))
+        strides = strides_of(tensor, shape)
+        strides = tuple(number("stride", dim, stride) for dim, stride in enumerate(strides))
+        found[source] = TensorSpec(shape, strides, expected.dtype, expected.device)
+    return found
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class _Weights:
+    """The weights of a model under the names of its state dict, then what its entries read besides."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self.found: list[m.Weight] = []
+        self.tensors: dict[str, Tensor] = {}
+        self._by_id: dict[int, int] = {}
+        self._by_memory: dict[Any, str] = {}
+        if root is None:
+            return
+        saved = frozenset(root.state_dict(keep_vars=True))
+        for kind, named in (
+            ("parameter", root.named_parameters(remove_duplicate=False)),
+            ("buffer", root.named_buffers(remove_duplicate=False)),
+        ):
+            for name, tensor in named:
+                self._add(name, tensor, cast(m.WeightKind, kind), name in saved)
+
+    def numbers(self, captured: _Captured) -> tuple[int, ...]:
+        """The number of each weight of a piece."""
+        found: list[int] = []
+        for name, tensor in zip(captured.piece.weights, captured.piece.tensors, strict=True):
+            number = self._by_id.get(id(tensor))
+            if number is None:
+                number = self._add(self._free(name), tensor, "constant", False)
+            found.append(number)
+        return tuple(found)
+
+    def _free(self, name: str) -> str:
+        """A name that is no other's, and neither on the way to another nor behind one."""
+        known = {weight.name for weight in self.found}
+        inner = {each[:end] for each in known for end in range(len(each)) if each[end] == "."}
+        made, number = name, 1
+        while made in known or made in inner or any(made.startswith(f"{each}.") for each in known):
+            made, number = f"{name.replace('.', '_')}_{number}", number + 1
+        return made
+
+    def _add(self, name: str, tensor: Tensor, kind: m.WeightKind, persistent: bool) -> int:
+        self._check(name, tensor)
+        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+        held = self._by_memory.setdefault(memory, name) if tensor.numel() else name
+        if held == name:
+            self.tensors[name] = tensor
+        number = len(self.found)
+        self.found.append(
+            m.Weight(
+                name, held, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), kind, persistent
+            )
+        )
+        self._by_id.setdefault(id(tensor), number)
+        return number
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        if not m.is_weight_name(name):
+            raise ExportError(f"no file can have a weight of the name {name!r}", fix="rename it")
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+            raise ExportError(
+                f"{name} is on {tensor.device} ({tensor.layout}); artifacts are of models on the CPU, of dense tensors",
+                fix="model.cpu() before the export",
+            )
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def _compile(
+    name: str, captured: Mapping[str, _Captured], sections: dict[str, bytes], wanted: Wanted
+) -> m.Code:
+    """The programs of all entries for one target: they share their modules of code."""
+    target, known = named_target(name), facts(name)
+    modules = Modules()
+    layouts: dict[str, Any] = {}
+    calls: dict[str, tuple[str, ...]] = {}
+    for entry, each in captured.items():
+        made = compile_for(
+            each.piece.graph,
+            target,
+            mutations=each.piece.writes,
+            options=each.config,
+            standalone=wanted.require == "standalone",
+            name=entry,
+        )
+        if made.calls and wanted.require == "standalone":
+            said = "\n".join(f"    {call}: {why}" for call, why in made.calls.items())
+            raise ExportError(
+                f"{entry} is not standalone on {name}: its program calls ATen operators\n{said}",
+                fix="export without require=, for machines with PyTorch; or leave these operators out of the model",
+            )
+        layouts[entry] = layout_to_json(made.layout, modules)
+        calls[entry] = tuple(made.calls)
+    code: list[str] = []
+    for number, content in enumerate(modules.contents):
+        code.append(f"{SECTION}code.{name}.{number}")
+        sections[code[-1]] = content
+    programs = f"{SECTION}programs.{name}"
+    sections[programs] = to_text({"modules": code, "entries": layouts})
+    return m.Code(name, known.machine, known.isa, tuple(known.needs), programs, tuple(code), calls)
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------------
+
+
+def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry:
+    piece, region, call = captured.piece, captured.region, captured.call
+    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs)
+    symbols, conditions = _symbols(captured)
+    placeholders = piece.placeholders[: len(piece.inputs)]
+    return m.Entry(
+        tuple(_tensed(name, node) for name, node in zip(piece.inputs, placeholders, strict=True)),
+        args,
+        kwargs,
+        symbols,
+        conditions,
+        weights,
+        tuple(_tensed(name, node) for name, node in zip(piece.outputs, piece.results, strict=True)),
+        _result(piece.whole),
+        piece.writes,
+        graph,
+        captured.names,
+        captured.training,
+        tuple(note for note in piece.notes if not note.startswith("the result is tensors by name")),
+    )
+
+
+def _tensed(name: str, node: fx.Node) -> m.Tensed:
+    spec = cast(TensorSpec, node.meta["val"])
+    return m.Tensed(name, spec.dtype, tuple(map(as_index, spec.shape)), tuple(map(as_index, spec.strides)))
+
+
+def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition, ...]]:
+    """The sizes that are open, with their ranges, and the conditions that are no ranges."""
+    at = {source: number for number, source in enumerate(captured.piece.sources)}
+    lows: dict[str, int] = {symbol.name: 1 for symbol in captured.region.symbols}
+    highs: dict[str, int] = {}
+    others: list[Condition] = []
+    for condition in captured.conditions:
+        bound = _bound(condition)
+        if bound is None:
+            others.append(condition)
+        elif bound[1] is None:
+            highs[bound[0]] = min(highs.get(bound[0], bound[2]), bound[2])
+        else:
+            lows[bound[0]] = max(lows.get(bound[0], 1), bound[2])
+    found: list[m.Symbol] = []
+    for symbol in captured.region.symbols:
+        low = lows[symbol.name]
+        while Condition("!=", Index.sym(symbol.name) - low) in [Condition(c.op, c.index) for c in others]:
+            low += 1
+        found.append(
+            m.Symbol(
+                symbol.name,
+                symbol.hint,
+                low,
+                highs.get(symbol.name),
+                at[symbol.source],
+                symbol.dim,
+                cast(Any, symbol.kind),
+            )
+        )
+    return tuple(found), tuple(others)
+
+
+def _bound(condition: Condition) -> tuple[str, bool | None, int] | None:
+    """(symbol, True, its lowest value) or (symbol, None, its highest), if the condition says no more."""
+    names = condition.index.symbols()
+    if condition.op != ">=" or len(names) != 1:
+        return None
+    (name,) = names
+    rest = condition.index - condition.index.constant
+    if rest == Index.sym(name):
+        return name, True, -condition.index.constant
+    if rest == -Index.sym(name):
+        return name, None, condition.index.constant
+    return None
+
+
+def _result(tree: Any) -> Tree:
+    """What a piece returns, as a file has it."""
+    match tree:
+        case results.Leaf():
+            return Leaf(tree.number)
+        case results.Number():
+            return Number(tree.index)
+        case results.Made():
+            fields = tuple((key, _result(item)) for key, item in tree.fields)
+            if tree.form == "dict":
+                return Mapped(fields)
+            return Made(tree.name, tree.form, tuple((str(key), item) for key, item in fields))
+        case dict():
+            pairs = cast("dict[Any, Any]", tree).items()
+            return Mapped(tuple((key, _result(item)) for key, item in pairs))
+        case list() | tuple():
+            items = tuple(map(_result, cast("Sequence[Any]", tree)))
+            return Sequenced("list" if isinstance(tree, list) else "tuple", items)
+        case _:
+            return Constant(tree)
