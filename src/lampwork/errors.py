@@ -344,3 +344,9 @@ class ArtifactWeightsError(ArtifactError):
     replaced."""
 
     code = "LW354"
+
+
+class ArtifactTrustError(ArtifactError):
+    """A `.lamp` file is not signed by one of the keys that were given, or was changed after it was signed."""
+
+    code = "LW355"
