@@ -18,6 +18,7 @@ check_extension(Path(__file__).parent, torch.__version__)
 from lampwork import config, optimizers, patterns, testing
 from lampwork.api import compile, reset, reset_stats, stats
 from lampwork.approximation import approximate, quantize
+from lampwork.artifacts import LoadedModel, load
 from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.state.asked import allow_in_graph, graph_break, is_compiling
 from lampwork.capture.state.dynamic import mark_dynamic, mark_static
@@ -43,6 +44,7 @@ __all__ = [
     "Exported",
     "LampworkError",
     "LampworkWarning",
+    "LoadedModel",
     "Minified",
     "No",
     "Profile",
@@ -59,6 +61,7 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "list_backends",
+    "load",
     "mark_dynamic",
     "mark_static",
     "minify",

@@ -318,35 +318,35 @@ class ProfileError(LampworkError):
 class ArtifactError(LampworkError):
     """A `.lamp` file cannot be read, is damaged, or is none."""
 
-    code = "LW350"
+    code = "LW360"
 
 
 class ArtifactVersionError(ArtifactError):
-    """A `.lamp` file is of a version that this Lampwork does not read, or of operators that this torch does not have."""
+    """A `.lamp` file is of a version that is not read here, or has operators that are not known here."""
 
-    code = "LW351"
+    code = "LW361"
 
 
 class ArtifactTargetError(ArtifactError):
     """A `.lamp` file has no code for this machine."""
 
-    code = "LW352"
+    code = "LW362"
 
 
 class ArtifactCallError(ArtifactError):
     """A model from a `.lamp` file was called with arguments that it was not exported for."""
 
-    code = "LW353"
+    code = "LW363"
 
 
 class ArtifactWeightsError(ArtifactError):
     """Weights are not those that a `.lamp` file was exported with: a name, shape or dtype differs, or one cannot be
     replaced."""
 
-    code = "LW354"
+    code = "LW364"
 
 
 class ArtifactTrustError(ArtifactError):
     """A `.lamp` file is not signed by one of the keys that were given, or was changed after it was signed."""
 
-    code = "LW355"
+    code = "LW365"

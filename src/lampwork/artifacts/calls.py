@@ -22,11 +22,13 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 @record
 class _Input:
-    """What is known of an input: `shape` and `strides` where they are the same in all calls."""
+    """What is known of an input: `shape` and `strides` where they are the same in all calls, and `fixed`, the dimensions
+    that are, with their sizes."""
 
     tensed: Tensed
     shape: tuple[int, ...] | None
     strides: tuple[int, ...] | None
+    fixed: tuple[tuple[int, int], ...]
 
     @staticmethod
     def of(tensed: Tensed) -> _Input:
@@ -34,7 +36,8 @@ class _Input:
             tuple(each.constant for each in found) if all(each.is_const for each in found) else None
             for found in (tensed.shape, tensed.strides)
         )
-        return _Input(tensed, shape, strides)
+        fixed = tuple((dim, size.constant) for dim, size in enumerate(tensed.shape) if size.is_const)
+        return _Input(tensed, shape, strides, fixed)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +50,21 @@ class LoadedEntry:
     name: str
     spec: Entry
     _run: Runner
+    _others: tuple[LoadedEntry, ...] = ()
     _inputs: tuple[_Input, ...] = field(init=False)
     _written: frozenset[int] = field(init=False)
+    _ones: frozenset[tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._inputs = tuple(map(_Input.of, self.spec.inputs))
         self._written = frozenset(place for place, _ in self.spec.writes if place < len(self.spec.inputs))
+        self._ones = frozenset(
+            (number, dim)
+            for other in self._others
+            for number, known in enumerate(other._inputs)
+            for dim, size in known.fixed
+            if size == 1
+        )
 
     def __repr__(self) -> str:
         return f"<entry {self.name}({', '.join(each.name for each in self.spec.inputs)})>"
@@ -64,6 +76,13 @@ class LoadedEntry:
             ArtifactCallError: it was not exported for such arguments.
         """
         tensors = self._read(args, kwargs)
+        if self._others and not self._fits(tensors):
+            for other in self._others:
+                if other._fits(tensors):
+                    return other._called(tensors)
+        return self._called(tensors)
+
+    def _called(self, tensors: list[Any]) -> Any:
         values = self._values(tensors)
         given = [self._laid_out(n, tensor, values) for n, tensor in enumerate(tensors)]
         if self._written:
@@ -115,6 +134,22 @@ class LoadedEntry:
             reading.read(tree, kwargs[name], name)
         return reading.tensors
 
+    def _fits(self, tensors: Sequence[Any]) -> bool:
+        """Whether the sizes are such as the program is for."""
+        for known, tensor in zip(self._inputs, tensors, strict=True):
+            if not isinstance(tensor, Tensor) or tensor.dim() != len(known.tensed.shape):
+                return False
+            shape = tensor.shape
+            for dim, size in known.fixed:
+                if shape[dim] != size:
+                    return False
+        for symbol in self.spec.symbols:
+            if symbol.kind == "size":
+                size = tensors[symbol.input].shape[symbol.dim]
+                if size < symbol.min or (symbol.max is not None and size > symbol.max):
+                    return False
+        return True
+
     def _values(self, tensors: Sequence[Tensor]) -> dict[str, int]:
         """The numbers of the symbols; what the inputs are is checked."""
         for known, tensor in zip(self._inputs, tensors, strict=True):
@@ -134,7 +169,9 @@ class LoadedEntry:
                 )
             if tensor.dim() != len(expected.shape):
                 raise self._wrong(
-                    expected.name, f"{len(expected.shape)} dimensions {self._sizes(expected)}", str(tuple(tensor.shape))
+                    expected.name,
+                    f"{len(expected.shape)} dimensions {self._sizes(expected)}",
+                    str(tuple(tensor.shape)),
                 )
             if known.shape is not None and tensor.shape != known.shape:
                 raise self._wrong(
@@ -153,7 +190,7 @@ class LoadedEntry:
             if value < symbol.min or (symbol.max is not None and value > symbol.max):
                 raise self._wrong(
                     f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}",
-                    range_text(symbol),
+                    range_text(symbol, serves_one=(symbol.input, symbol.dim) in self._ones),
                     str(value),
                     "split or pad the input, or export it with a Dim of other bounds",
                 )
@@ -163,7 +200,9 @@ class LoadedEntry:
                 shape = tuple([evaluate(size, values) for size in known.tensed.shape])
                 if tensor.shape != shape:
                     raise self._wrong(
-                        known.tensed.name, f"shape {shape} {self._sizes(known.tensed)}", str(tuple(tensor.shape))
+                        known.tensed.name,
+                        f"shape {shape} {self._sizes(known.tensed)}",
+                        str(tuple(tensor.shape)),
                     )
         for condition in spec.conditions:
             if not condition.holds(values):
@@ -213,7 +252,8 @@ class LoadedEntry:
                     )
 
 
-def range_text(symbol: Symbol) -> str:
-    return f"{symbol.min} or more" if symbol.max is None else f"{symbol.min} to {symbol.max}"
-
-
+def range_text(symbol: Symbol, *, serves_one: bool) -> str:
+    """The sizes that a symbol stands for. `serves_one`: another entry is for 1."""
+    low = f"{1 if serves_one and symbol.min == 2 else symbol.min}"
+    low = f"1, or {symbol.min}" if serves_one and symbol.min > 2 else low
+    return f"{low} or more" if symbol.max is None else f"{low} to {symbol.max}"

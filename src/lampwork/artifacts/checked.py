@@ -1,4 +1,4 @@
-"""JSON of a file that may come from anywhere: each value is asked for by its type, and an error says where it stands."""
+"""JSON of a file that may come from anywhere: values are asked for by their types, and errors say where they stand."""
 
 from __future__ import annotations
 

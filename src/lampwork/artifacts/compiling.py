@@ -16,9 +16,7 @@ from lampwork.runtime.program import Program
 from lampwork.transforms.pipeline import run_passes
 
 
-def compile_here(
-    graph: fx.Graph, writes: Sequence[tuple[int, int]], name: str
-) -> Program | SymbolicProgram:
+def compile_here(graph: fx.Graph, writes: Sequence[tuple[int, int]], name: str) -> Program | SymbolicProgram:
     """The program of a graph, which is changed, under the options in force.
 
     Raises:

@@ -1,7 +1,7 @@
 """The file of an artifact: a safetensors file whose weights any reader of that format sees.
 
     8 bytes        N, little-endian
-    N bytes        JSON: {"__metadata__": {text: text}, name: {"dtype", "shape", "data_offsets"}, ...}, spaces at its end
+    N bytes        JSON: {"__metadata__": {text: text}, name: {"dtype", "shape", "data_offsets"}, ...}, spaces behind
     the rest       the bytes of the tensors, one after another, without holes; it begins at a multiple of 64
 
 Sections are tensors of bytes whose names begin with `lampwork.`. A file comes from anywhere: nothing of it is used

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lampwork import logs, pristine
 from lampwork.artifacts.calls import LoadedEntry
 from lampwork.artifacts.container import Container, open_container
-from lampwork.artifacts.manifest import Manifest, Weight, extent, read_manifest, short
+from lampwork.artifacts.manifest import Manifest, Weight, extent, is_entry_name, read_manifest, short
 from lampwork.artifacts.model import LoadedModel
 from lampwork.artifacts.programs import Runner, compiled, linked
 from lampwork.artifacts.trust import trusted
@@ -56,26 +56,32 @@ def load(
         sources = linked(container, manifest, code)
     else:
         reason = "compiled here, as the code of the file is not trusted"
-        logs.emit("artifacts", f"{container.path}: its programs are {reason}: lampwork.load(path, trust=True)")
+        logs.emit(
+            "artifacts", f"{container.path}: its programs are {reason}: lampwork.load(path, trust=True)"
+        )
         sources = compiled(container, manifest)
     model = LoadedModel(manifest, tensors, container.path, reason)
     entries: dict[str, LoadedEntry] = {}
-    for name, spec in manifest.entries.items():
+    for name, spec in reversed(manifest.entries.items()):
         bound = [tensors[manifest.weights[number].name] for number in spec.weights]
-        entries[name] = LoadedEntry(name, spec, Runner(sources[name], bound))
-    model.serve(entries, main)
+        others = tuple(entries[other] for other in spec.otherwise)
+        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(sources[name], bound), others)
+    model.serve({name: entries[name] for name in _names(manifest)}, main)
     return model
 
 
 def _entry(manifest: Manifest, given: Any) -> str:
+    names = _names(manifest)
     if given is None:
-        return next(iter(manifest.entries))
-    if given not in manifest.entries:
-        raise OptionError(
-            f"there is no entry {given!r}",
-            fix=nearest(str(given), tuple(manifest.entries), "the entries are"),
-        )
+        return names[0]
+    if given not in names:
+        raise OptionError(f"there is no entry {given!r}", fix=nearest(str(given), names, "the entries are"))
     return given
+
+
+def _names(manifest: Manifest) -> tuple[str, ...]:
+    """The entries that can be called."""
+    return tuple(filter(is_entry_name, manifest.entries))
 
 
 def _pick(container: Container, manifest: Manifest) -> tuple[Any, str]:
@@ -84,13 +90,16 @@ def _pick(container: Container, manifest: Manifest) -> tuple[Any, str]:
     Raises:
         ArtifactTargetError: there is none.
     """
-    offered = [TargetFacts(each.name, each.machine, cast(Any, each.isa), each.needs) for each in manifest.targets]
+    offered = [
+        TargetFacts(each.name, each.machine, cast(Any, each.isa), each.needs) for each in manifest.targets
+    ]
     choice = pick(offered)
     if choice.chosen is None:
         said = "\n".join(f"    {name}: {reason}" for name, reason in choice.reasons.items())
         raise ArtifactTargetError(
             f"{container.path} has no code for this machine" + (f":\n{said}" if said else ""),
-            fix=choice.fix or "export it with targets= for this machine, or load it with trust=False, which compiles it",
+            fix=choice.fix
+            or "export it with targets= for this machine, or leave trust out, which compiles it",
         )
     name = choice.chosen.name
     return next(each for each in manifest.targets if each.name == name), f"{name}: {choice.reasons[name]}"
@@ -166,8 +175,8 @@ def _others(given: Any, manifest: Manifest) -> dict[str, Tensor]:
         came = (tensor.dtype, tuple(tensor.shape), tensor.device.type)
         if came != (weight.dtype, weight.shape, "cpu"):
             raise ArtifactWeightsError(
-                f"{name} in {where} is {short(tensor.dtype)} of shape {list(tensor.shape)} on {tensor.device}, expected "
-                f"{short(weight.dtype)} of shape {list(weight.shape)} on cpu",
+                f"{name} in {where} is {short(tensor.dtype)} of shape {list(tensor.shape)} on {tensor.device}, "
+                f"expected {short(weight.dtype)} of shape {list(weight.shape)} on cpu",
                 fix="convert it, or export a model of that kind",
             )
         before = found.setdefault(weight.tensor, tensor.detach())

@@ -1,4 +1,4 @@
-"""What an artifact says of itself: weights, entries, targets. Text that is read is checked in all that is used of it."""
+"""What an artifact says of itself: weights, entries, targets. What is read is checked in all that is used of it."""
 
 from __future__ import annotations
 
@@ -90,6 +90,8 @@ class Entry:
         writes: (number among the inputs and then the weights, output): the program writes it back itself.
         graph: the section of the graph that its programs are compiled from.
         training: whether the model was in training mode.
+        otherwise: other entries, for sizes that are 1, of which the first that fits serves a call that this one does
+            not fit. Their names have a point in them, and nobody calls them by these.
         notes: what a user has to know of it.
     """
 
@@ -105,6 +107,7 @@ class Entry:
     graph: str
     names: tuple[str, ...] = ()
     training: bool = False
+    otherwise: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -225,6 +228,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "writes": [list(pair) for pair in entry.writes],
         "graph": entry.graph,
         "training": entry.training,
+        "otherwise": list(entry.otherwise),
         "notes": list(entry.notes),
     }
 
@@ -278,8 +282,12 @@ def read_manifest(container: Container) -> Manifest:
     weights = tuple(_weight(each, container) for each in place["weights"])
     _check_names(place["weights"], [weight.name for weight in weights])
     entries = {name: _entry(each, weights, sections) for name, each in place["entries"].items()}
-    if not entries or not all(map(is_entry_name, entries)):
+    if not any(map(is_entry_name, entries)) or not all(map(is_entry_name, (n.split(".")[0] for n in entries))):
         raise place["entries"].wrong("entries by name")
+    for name, entry in entries.items():
+        for other in entry.otherwise:
+            if other not in entries or other.partition(".")[0] != name or entries[other].otherwise:
+                raise place["entries"][name]["otherwise"].wrong(f"names of entries {name}.1, {name}.2 and so on")
     targets = tuple(_code(each, entries, sections) for each in place["targets"])
     if len({each.name for each in targets}) < len(targets):
         raise place["targets"].wrong("targets of different names")
@@ -402,6 +410,7 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
         _section_name(place["graph"], sections),
         names,
         _flag(place["training"]),
+        tuple(each.text() for each in place["otherwise"]),
         tuple(each.text() for each in place["notes"]),
     )
 

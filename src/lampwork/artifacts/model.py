@@ -36,15 +36,15 @@ class _Holder(nn.Module):
                 made = fn(tensor)
             if (made.dtype, made.device, made.shape) != (tensor.dtype, tensor.device, tensor.shape):
                 raise ArtifactWeightsError(
-                    f"a loaded artifact is for {short(tensor.dtype)} weights on {tensor.device}, and cannot be made one "
-                    f"for {short(made.dtype)} on {made.device}",
+                    f"a loaded artifact is for {short(tensor.dtype)} weights on {tensor.device}, and cannot "
+                    f"be made one for {short(made.dtype)} on {made.device}",
                     fix="convert the model, then export it again",
                 )
         return self
 
 
 class LoadedModel(_Holder):
-    """What `lampwork.load` gives. It is called as the exported model was, and computes as that did when it was exported:
+    """What `lampwork.load` gives. It is called as the exported model was, and computes as that did at its export:
     `eval()` and `train()` change nothing. Results require no grad.
 
     Its weights are in `state_dict()` under their names, over the pages of the file: they are read when they are used,
@@ -61,9 +61,7 @@ class LoadedModel(_Holder):
     manifest: Manifest
     target: str
 
-    def __init__(
-        self, manifest: Manifest, tensors: Mapping[str, Tensor], path: str, target: str
-    ) -> None:
+    def __init__(self, manifest: Manifest, tensors: Mapping[str, Tensor], path: str, target: str) -> None:
         super().__init__()
         self.__dict__.update(
             manifest=manifest,
@@ -92,7 +90,9 @@ class LoadedModel(_Holder):
         main: LoadedEntry | None = self.__dict__.get("_main")
         if main is not None and mode != main.spec.training:
             computed, asked = ("training", "eval") if main.spec.training else ("eval", "training")
-            warn(f"{self._path} was exported in {computed} mode and computes so: {asked} mode changes nothing")
+            warn(
+                f"{self._path} was exported in {computed} mode and computes so: {asked} mode changes nothing"
+            )
         return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

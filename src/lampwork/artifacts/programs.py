@@ -129,7 +129,9 @@ def linked(container: Container, manifest: Manifest, code: Code) -> dict[str, So
         symbols = {symbol.name for symbol in entry.symbols}
         needed = layout.keys.union(*(index.symbols() for index in layout.scalars))
         if not needed <= symbols:
-            raise refusal(f"entry {name} has the symbols {sorted(needed - symbols)}, which its inputs do not give")
+            raise refusal(
+                f"entry {name} has the symbols {sorted(needed - symbols)}, which its inputs do not give"
+            )
         found[name] = Source.of_layout(layout)
     return found
 
@@ -148,7 +150,7 @@ def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
     found: dict[str, Source] = {}
     for name, entry in manifest.entries.items():
         text = checked_section(container, manifest, entry.graph)
-        given = parsed(text, lambda what: container.damaged(f"the graph of {name} {what}"))
+        given = parsed(text, container.damaged)
         try:
             graph = graph_from_json(given)
         except SerialError as error:

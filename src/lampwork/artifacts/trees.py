@@ -141,7 +141,8 @@ class Result:
         return list(zip(self.keys(), self.values(), strict=True))
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        return self[name] if name in self else otherwise
+        found = vars(self).get(name) if name in self._fields else None
+        return otherwise if found is None else found
 
     def to_tuple(self) -> tuple[Any, ...]:
         return tuple(self.values())
@@ -168,7 +169,7 @@ class Result:
 
 @functools.cache
 def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    return collections.namedtuple(name, fields, rename=True)
+    return collections.namedtuple(name, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
 
 
 def rebuilt(tree: Tree, tensors: Sequence[Any], number: Callable[[Index], int]) -> Any:

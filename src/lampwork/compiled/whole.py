@@ -25,9 +25,7 @@ def captured_whole(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
     except ProgramRaised as error:
         raise error.error from None
     except CaptureError as error:
-        raise GraphBreakError(
-            error.cause, fix=error.fix, location=error.location, code=error.code
-        ) from error
+        raise GraphBreakError(error.cause, fix=error.fix, location=error.location, code=error.code) from error
     for record in region.breaks:
         raise GraphBreakError(record.cause, fix=record.fix, location=record.location, code=record.code)
     return region

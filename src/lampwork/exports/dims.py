@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lampwork.capture.model.evaluate import find
 from lampwork.capture.model.region import Region
-from lampwork.capture.state.dynamic import OPENED
+from lampwork.capture.state.dynamic import MARKS
 from lampwork.checks import nearest
 from lampwork.errors import ExportError, OptionError
 from lampwork.graph.symbols import Condition
@@ -149,8 +150,7 @@ def _of_tensor(spec: Any, tensor: Tensor, where: str) -> Iterator[Open]:
         if size < 2:
             raise OptionError(
                 f"{place} is {size} in the example, which says nothing of other sizes",
-                fix="pass an example whose open sizes are 2 or more; the artifact takes 1 as well where the model "
-                "does not treat it apart",
+                fix="pass an example whose open sizes are 2 or more; the artifact takes 1 as well",
             )
         yield found
 
@@ -186,19 +186,51 @@ def _bounds(given: Any) -> tuple[int | None, int | None]:
     return (low if type(low) is int and low > 0 else None, high if type(high) is int else None)
 
 
+def program_sizes(program: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Open, ...]:
+    """The sizes that a program of torch.export leaves open, of the arguments of its example."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    names = program.graph_signature.user_inputs
+    passed = tree_leaves((tuple(args), dict(kwargs)))
+    ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
+    found: list[Open] = []
+    for name, tensor in zip(names, passed, strict=False):
+        value = values.get(name)
+        if not isinstance(tensor, Tensor) or not isinstance(value, Tensor):
+            continue
+        for dim, size in enumerate(value.shape):
+            if type(size) is int or tensor.shape[dim] < 2:
+                continue
+            bounds = ranges.get(str(size))
+            low, high = (None, None) if bounds is None else (_whole(bounds.lower), _whole(bounds.upper))
+            where = f"dimension {dim} of {name}"
+            known = str(size) if str(size).isidentifier() else ""
+            # A bound of 2 is that of torch's own tracing.
+            low = None if low is None or low <= 2 else low
+            found.append(Open(tensor, dim, where, known, low, high, bool(known)))
+    return tuple(found)
+
+
+def _whole(bound: Any) -> int | None:
+    text = str(bound)
+    return int(text) if text.isdigit() else None
+
+
 @contextmanager
 def opened(sizes: Sequence[Open]) -> Generator[None]:
     """The tensors are captured with these sizes open."""
-    marked: dict[int, Tensor] = {}
+    before: dict[int, tuple[Tensor, Any]] = {}
     try:
         for each in sizes:
-            marked[id(each.tensor)] = each.tensor
-            known = getattr(each.tensor, OPENED, {})
-            setattr(each.tensor, OPENED, {**known, each.dim: (max(1, each.low or 1), each.high)})
+            known = getattr(each.tensor, MARKS, None)
+            before.setdefault(id(each.tensor), (each.tensor, known))
+            setattr(each.tensor, MARKS, {**(known or {}), each.dim: (each.low, each.high)})
         yield
     finally:
-        for tensor in marked.values():
-            delattr(tensor, OPENED)
+        for tensor, known in before.values():
+            if known is None:
+                delattr(tensor, MARKS)
+            else:
+                setattr(tensor, MARKS, known)
 
 
 def relations(
@@ -259,7 +291,7 @@ def _closes(condition: Condition, name: str, wanted: Open) -> str:
     """What a condition on this symbol alone takes away of what the user wanted."""
     if condition.index.symbols() != frozenset((name,)):
         return ""
-    low = max(1, wanted.low or 1)
+    low = max(2, wanted.low or 2)
     if condition.op == "==":
         return "the model needs one number here"
     if wanted.low is not None and not condition.holds({name: low}):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -13,33 +15,36 @@ import torch
 from torch import Tensor, fx, nn
 
 from lampwork import pristine
-from lampwork.api import check_keywords, function_of, make_function, original_of
+from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
 from lampwork.artifacts import manifest as m
 from lampwork.artifacts.container import SECTION, digest, write_container
-from lampwork.artifacts.trees import Leaf, Made, Mapped, Number, Sequenced, Tree, Unused
+from lampwork.artifacts.trees import Constant, Leaf, Made, Mapped, Number, Sequenced, Tree
 from lampwork.backends.native.compile_for import compile_for
 from lampwork.capture.model.evaluate import find
 from lampwork.capture.model.region import Arg, Kwarg, Region, Source, TensorGuard, root_of
 from lampwork.capture.state.dynamic import strides_of
-from lampwork.codegen.llvm.targets import facts, named_target
+from lampwork.codegen.llvm.targets import TARGETS, facts, named_target
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.whole import captured_whole
 from lampwork.config import Config
 from lampwork.errors import CaptureError, ExportError, OptionError, text_of
 from lampwork.exports import results
 from lampwork.exports.arguments import argument_trees
-from lampwork.exports.dims import Open, check_open, open_sizes, opened, relations
+from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import input_names, unique
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, Scope, SymbolicInt
 from lampwork.loops.ir.polynomial import Index, as_index
+from lampwork.loops.ir.symbols import replace_symbols
 from lampwork.records import record
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
 
-NAME = "lamp"
+_MOST_FOR_ONE = 7
+_LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+"""What code is made for beside this machine's own, where nobody says."""
 
 
 @record(eq=False)
@@ -50,6 +55,66 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any = None
+
+
+def calls_of(
+    model: Any, call: tuple[tuple[Any, ...], dict[str, Any]] | None, dynamic_shapes: Any, entries: Any
+) -> dict[str, Call]:
+    """The calls that a model is exported for, by the names of their entries.
+
+    Raises:
+        OptionError: there is none, or one is not of the form of one.
+    """
+    program = _program_of(model)
+    if entries is not None:
+        if call is not None or dynamic_shapes is not None:
+            raise OptionError(
+                "entries says all calls, so args, kwargs and dynamic_shapes stand beside nothing",
+                fix="move them into entries={'forward': (args, kwargs, dynamic_shapes), ...}",
+            )
+        if not isinstance(entries, Mapping) or not entries:
+            raise OptionError(
+                f"entries is {str(entries)[:80]}, expected a dict of calls by name",
+                fix="entries={'prefill': (args, kwargs), 'decode': (args, kwargs)}",
+            )
+        return {str(name): _entry_call(model, name, each) for name, each in cast("Any", entries).items()}
+    if program is not None:
+        example: Any = (program.example_inputs or (None, None)) if call is None else call
+        args, kwargs = example
+        if args is None:
+            raise OptionError(
+                "the exported program has no example inputs", fix="pass the arguments of a call: args, kwargs"
+            )
+        sizes = program_sizes(program, args, kwargs) if dynamic_shapes is None else dynamic_shapes
+        return {"forward": Call(program.module(), tuple(args), dict(kwargs), sizes)}
+    check_model(model, "export")
+    if call is None:
+        raise OptionError(
+            "an artifact is made of a call",
+            fix="pass its arguments: export(model, args, kwargs, path='model.lamp')",
+        )
+    return {"forward": Call(model, *call, dynamic_shapes)}
+
+
+def _program_of(model: Any) -> Any:
+    """A program of torch.export; None if it is something else. Who has one has imported that."""
+    known: Any = sys.modules.get("torch.export")
+    return model if known is not None and isinstance(model, known.ExportedProgram) else None
+
+
+def _entry_call(model: Any, name: Any, given: Any) -> Call:
+    items = list(cast("Sequence[Any]", given)) if isinstance(given, (tuple, list)) else [given]
+    function = model
+    if items and callable(items[0]) and not isinstance(items[0], Tensor):
+        function = items.pop(0)
+    check_model(function, "export")
+    fix = f"entries={{{name!r}: (args, kwargs, dynamic_shapes)}}, args a tuple and kwargs a dict"
+    if not 1 <= len(items) <= 3 or not isinstance(items[0], (tuple, list)):
+        raise OptionError(f"entry {name!r} is no tuple of args, kwargs and dynamic_shapes", fix=fix)
+    args, kwargs, sizes = (*items, *[None] * (3 - len(items)))
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise OptionError(f"the kwargs of entry {name!r} are a {type(kwargs).__name__}", fix=fix)
+    return Call(function, tuple(cast("Sequence[Any]", args)), dict(cast("Any", kwargs) or {}), sizes)
 
 
 @record(eq=False)
@@ -73,6 +138,31 @@ class _Captured:
     config: Config
     names: tuple[str, ...]
     training: bool
+    otherwise: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def groups(self) -> list[list[Open]]:
+        """The open sizes; those that are one number are together."""
+        args, kwargs = self.call.args, self.call.kwargs
+        names = {
+            (id(find(symbol.source, args, kwargs)), symbol.dim): symbol.name
+            for symbol in self.region.symbols
+            if symbol.kind == "size"
+        }
+        scope = scope_of(self.piece.graph) or Scope()
+        equal = dict(scope.equal)
+        for condition in self.said:
+            for name in condition.index.symbols():
+                rest = condition.index - Index.sym(name)
+                if name not in rest.symbols():
+                    equal.setdefault(name, replace_symbols(-rest, equal))
+        found: dict[Any, list[Open]] = {}
+        for each in self.sizes:
+            name = names.get((id(each.tensor), each.dim))
+            if name is not None:
+                found.setdefault(replace_symbols(Index.sym(name), equal), []).append(each)
+        return [group for index, group in found.items() if index.as_int() is None and len(index.terms) == 1]
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -102,13 +192,17 @@ def export_artifact(
             )
     names = _targets(wanted.targets)
     root = _root(model)
-    captured = {name: _capture(name, call, model) for name, call in calls.items()}
+    captured: dict[str, _Captured] = {}
+    for name, call in calls.items():
+        captured[name] = whole = _capture(name, call)
+        captured.update(_for_one(name, whole))
     weights = _Weights(root)
     bound = {name: weights.numbers(each) for name, each in captured.items()}
     sections: dict[str, bytes] = {}
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
+        _check_no_conflict(name, each)
         check_open(each.conditions, each.region, each.sizes, each.call.args, each.call.kwargs)
         graph = f"{SECTION}graph.{name}"
         sections[graph] = to_text(graph_to_json(each.piece.graph))
@@ -125,6 +219,7 @@ def export_artifact(
     texts = {"format": m.FORMAT, m.MANIFEST: m.manifest_to_text(made)}
     write_container(path, weights.tensors, sections, texts)
     first = next(iter(captured.values())).piece
+    entries = {name: entry for name, entry in entries.items() if m.is_entry_name(name)}
     notes = dict.fromkeys(
         f"{name}: {note}" if len(entries) > 1 else note
         for name, entry in entries.items()
@@ -147,21 +242,23 @@ def _metadata(given: Any) -> Mapping[str, Any]:
         json.dumps(found, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
-            f"metadata has what JSON cannot have: {text_of(error)}", fix="give texts, numbers, lists and dicts"
+            f"metadata has what JSON cannot have: {text_of(error)}",
+            fix="give texts, numbers, lists and dicts",
         ) from error
     return found
 
 
 def _targets(given: Any) -> tuple[str, ...]:
     """The names of targets, best first."""
+    ranks = {name: number for number, name in enumerate(TARGETS)}
     if given is None:
-        host = named_target("host").name
-        return tuple(each for each in _BELOW if each == host or runs_on(each, host)) or (host,)
+        host = facts("host")
+        below = (each for each in _LEVELS if ranks[each] > ranks[host.name])
+        return (host.name, *(each for each in below if TARGETS[each].machine == host.machine))
     names = (given,) if isinstance(given, str) else tuple(given)
     if not names:
         raise OptionError("targets names none", fix="leave it out for this machine's")
-    found = dict.fromkeys(named_target(name).name for name in names)
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted({facts(name).name for name in names}, key=ranks.__getitem__))
 
 
 def _root(model: Any) -> nn.Module | None:
@@ -180,7 +277,7 @@ def _name(model: Any) -> str:
 # --- capturing --------------------------------------------------------------------------------------------------------
 
 
-def _capture(name: str, call: Call, model: Any) -> _Captured:
+def _capture(name: str, call: Call) -> _Captured:
     keywords = check_keywords(fullgraph=True, options={"strict": True})
     if isinstance(call.function, Compiled | CompiledModule):
         compiled = function_of(call.function)
@@ -218,6 +315,56 @@ def _capture(name: str, call: Call, model: Any) -> _Captured:
         unique(named, call.kwargs),
         isinstance(owner, nn.Module) and owner.training,
     )
+
+
+def _for_one(name: str, whole: _Captured) -> dict[str, _Captured]:
+    """The same call with 1 for sizes that are open: it broadcasts, so programs for it are others. One for each of the
+    sizes, and for several of them together."""
+    groups = [group for group in whole.groups if all((each.low or 1) < 2 for each in group)]
+    found: dict[str, _Captured] = {}
+    numbers = range(len(groups))
+    chosen = [c for count in numbers for c in itertools.combinations(numbers, count + 1)]
+    for combination in chosen[:_MOST_FOR_ONE]:
+        ones = [each for number in combination for each in groups[number]]
+        narrowed: dict[int, Tensor] = {}
+        for each in ones:
+            before = narrowed.get(id(each.tensor), each.tensor)
+            narrowed[id(each.tensor)] = before.narrow(each.dim, 0, 1)
+        made = {key: tensor.detach().clone() for key, tensor in narrowed.items()}
+        args, kwargs = _with(whole.call.args, made), _with(whole.call.kwargs, made)
+        closed = {(id(each.tensor), each.dim) for each in ones}
+        rest = tuple(
+            replace(each, tensor=made.get(id(each.tensor), each.tensor))
+            for each in whole.sizes
+            if (id(each.tensor), each.dim) not in closed
+        )
+        key = f"{name}.{len(found) + 1}"
+        try:
+            found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest))
+        except Exception as error:
+            must = next((each for each in ones if each.must and each.low == 1), None)
+            if must is not None:
+                raise ExportError(
+                    f"{must.where} cannot be 1, as {must.name or 'its Dim'} says: {text_of(error)}",
+                    fix="give the Dim min=2",
+                ) from error
+            where = " and ".join(each.where for each in ones)
+            whole.notes.append(f"{where} cannot be 1: {text_of(error).splitlines()[0]}")
+            continue
+        whole.otherwise.append(key)
+    return found
+
+
+def _with(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """A value with tensors in its containers exchanged."""
+    if isinstance(value, Tensor):
+        return tensors.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(_with(each, tensors) for each in value)
+    if type(value) is dict:
+        items = cast("dict[Any, Any]", value).items()
+        return {key: _with(each, tensors) for key, each in items}
+    return value
 
 
 def _check_symbols(name: str, region: Region) -> None:
@@ -312,9 +459,7 @@ class _Weights:
             self.tensors[name] = tensor
         number = len(self.found)
         self.found.append(
-            m.Weight(
-                name, held, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), kind, persistent
-            )
+            m.Weight(name, held, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), kind, persistent)
         )
         self._by_id.setdefault(id(tensor), number)
         return number
@@ -387,7 +532,8 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         graph,
         captured.names,
         captured.training,
-        tuple(note for note in piece.notes if not note.startswith("the result is tensors by name")),
+        tuple(captured.otherwise),
+        (*captured.notes, *(note for note in piece.notes if not note.startswith("the result is tensors by name"))),
     )
 
 
@@ -399,7 +545,7 @@ def _tensed(name: str, node: fx.Node) -> m.Tensed:
 def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition, ...]]:
     """The sizes that are open, with their ranges, and the conditions that are no ranges."""
     at = {source: number for number, source in enumerate(captured.piece.sources)}
-    lows: dict[str, int] = {symbol.name: 1 for symbol in captured.region.symbols}
+    lows: dict[str, int] = {symbol.name: 2 for symbol in captured.region.symbols}
     highs: dict[str, int] = {}
     others: list[Condition] = []
     for condition in captured.conditions:
@@ -409,7 +555,7 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
         elif bound[1] is None:
             highs[bound[0]] = min(highs.get(bound[0], bound[2]), bound[2])
         else:
-            lows[bound[0]] = max(lows.get(bound[0], 1), bound[2])
+            lows[bound[0]] = max(lows[bound[0]], bound[2])
     found: list[m.Symbol] = []
     for symbol in captured.region.symbols:
         low = lows[symbol.name]

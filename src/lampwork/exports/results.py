@@ -47,8 +47,8 @@ class Number:
 
 @record
 class Made:
-    """An object of a class of the program's own. `form`: "namedtuple", "dict" or "object". `fields`: what it is made of,
-    by name."""
+    """An object of a class of the program's own. `form`: "namedtuple", "dict" or "object". `fields`: its parts by
+    name."""
 
     name: str
     form: str
@@ -58,8 +58,8 @@ class Made:
 @record(eq=False)
 class Results:
     """`tree`: of `Leaf`s, `Number`s and plain objects in tuples, lists, dicts and `Made`s. `made`: the result is an
-    object that only Python can make, or has one in it. `nodes`: its tensors in order, then `stored` of them that the region stores
-    elsewhere."""
+    object that only Python can make, or has one in it. `nodes`: its tensors in order, then `stored` of them that the
+    region stores elsewhere."""
 
     tree: Any
     made: bool

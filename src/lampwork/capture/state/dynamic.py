@@ -29,9 +29,6 @@ from lampwork.graph.symbols import Scope, SymbolicInt
 MARKS = "_lampwork_dynamic"
 """The attribute of a tensor that holds its marks: {dim: (lowest, highest)}, with None where there is no bound."""
 
-OPENED = "_lampwork_opened"
-"""The same for what is captured for all its sizes at once: a version from 1 on says where 1 is a case of its own."""
-
 STATIC = "_dynamo_static_indices"
 """The attribute of a tensor that holds the dimensions that stay numbers: torch's own, so that it holds for both."""
 
@@ -187,8 +184,6 @@ def marks(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
     for entry in cast("set[Any]", getattr(tensor, "_dynamo_dynamic_range", set[Any]())):
         found[entry.dim] = (entry.min, entry.max)
     found.update(getattr(tensor, MARKS, {}))
-    found = {dim: (None if low is None else max(low, 2), high) for dim, (low, high) in found.items()}
-    found.update(getattr(tensor, OPENED, {}))
     return found
 
 
@@ -274,9 +269,9 @@ def strides_of(tensor: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def bounded_symbol(scope: Scope, size: int, bounds: tuple[int | None, int | None]) -> SymbolicInt:
-    """A symbol for a size, of at least 2 unless its mark says so, with the bounds of its mark, as conditions."""
+    """A symbol for a size of at least 2, with the bounds of its mark, as conditions."""
     low, high = bounds
-    lowest = 2 if low is None else low
+    lowest = 2 if low is None else max(low, 2)
     symbol = scope.symbol(size, lowest)
     scope.require(">=", symbol.index - lowest)
     if high is not None:
