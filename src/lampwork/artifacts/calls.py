@@ -22,7 +22,7 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 @record
 class _Input:
-    """What is known of an input: `shape` and `strides` where they are the same in all calls, and `fixed`, the dimensions
+    """What is known of an input: `shape` and `strides` where they are the same in all calls; `fixed`: the dimensions
     that are, with their sizes."""
 
     tensed: Tensed

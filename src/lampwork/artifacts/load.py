@@ -62,7 +62,7 @@ def load(
         sources = compiled(container, manifest)
     model = LoadedModel(manifest, tensors, container.path, reason)
     entries: dict[str, LoadedEntry] = {}
-    for name, spec in reversed(manifest.entries.items()):
+    for name, spec in reversed(tuple(manifest.entries.items())):
         bound = [tensors[manifest.weights[number].name] for number in spec.weights]
         others = tuple(entries[other] for other in spec.otherwise)
         entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(sources[name], bound), others)

@@ -282,12 +282,16 @@ def read_manifest(container: Container) -> Manifest:
     weights = tuple(_weight(each, container) for each in place["weights"])
     _check_names(place["weights"], [weight.name for weight in weights])
     entries = {name: _entry(each, weights, sections) for name, each in place["entries"].items()}
-    if not any(map(is_entry_name, entries)) or not all(map(is_entry_name, (n.split(".")[0] for n in entries))):
+    if not any(map(is_entry_name, entries)) or not all(
+        map(is_entry_name, (n.split(".")[0] for n in entries))
+    ):
         raise place["entries"].wrong("entries by name")
     for name, entry in entries.items():
         for other in entry.otherwise:
             if other not in entries or other.partition(".")[0] != name or entries[other].otherwise:
-                raise place["entries"][name]["otherwise"].wrong(f"names of entries {name}.1, {name}.2 and so on")
+                raise place["entries"][name]["otherwise"].wrong(
+                    f"names of entries {name}.1, {name}.2 and so on"
+                )
     targets = tuple(_code(each, entries, sections) for each in place["targets"])
     if len({each.name for each in targets}) < len(targets):
         raise place["targets"].wrong("targets of different names")

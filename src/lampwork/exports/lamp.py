@@ -202,7 +202,6 @@ def export_artifact(
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
-        _check_no_conflict(name, each)
         check_open(each.conditions, each.region, each.sizes, each.call.args, each.call.kwargs)
         graph = f"{SECTION}graph.{name}"
         sections[graph] = to_text(graph_to_json(each.piece.graph))
@@ -533,7 +532,10 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         captured.names,
         captured.training,
         tuple(captured.otherwise),
-        (*captured.notes, *(note for note in piece.notes if not note.startswith("the result is tensors by name"))),
+        (
+            *captured.notes,
+            *(note for note in piece.notes if not note.startswith("the result is tensors by name")),
+        ),
     )
 
 
