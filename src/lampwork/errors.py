@@ -218,6 +218,12 @@ class StudyError(LampworkError):
     code = "LW344"
 
 
+class SerialError(LampworkError):
+    """A compiled program or a graph in serial form is damaged, or what was to be written has no such form."""
+
+    code = "LW350"
+
+
 class BackendError(LampworkError):
     """A backend failed to compile a subgraph."""
 

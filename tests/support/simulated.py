@@ -25,7 +25,8 @@ from lampwork import config
 from lampwork.codegen.gpu.device import emit_device
 from lampwork.codegen.gpu.generator import EmulatingGenerator
 from lampwork.codegen.gpu.nvidia import describe
-from lampwork.codegen.llvm.jit import Code, Jit
+from lampwork.codegen.llvm.jit import Jit
+from lampwork.codegen.machine_code import Code
 from lampwork.codegen.target import Target
 from lampwork.loops.ir.grid import ALIGNED, Grid
 from lampwork.loops.ir.kernel import parallel_extent

@@ -338,10 +338,12 @@ class Target:
 
 @record
 class MachineFunction:
-    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into."""
+    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into, where it has
+    this `name`."""
 
     address: int
     owner: Any = field(repr=False, compare=False)
+    name: str = field(default="", compare=False)
 
 
 class Compiling(Protocol):

@@ -10,6 +10,7 @@ from torch import fx
 from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.printing import format_value, target_name
 from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import SymbolicInt
 
 _FLAGS = ("bound", "random", "effect", "constant", "opaque", COMPILED_ONLY)
 
@@ -37,6 +38,8 @@ def _value(value: Any, numbers: dict[fx.Node, int]) -> str:
     if isinstance(value, (tuple, list)):
         items = ", ".join(_value(item, numbers) for item in cast("list[Any]", value))
         return f"({items})" if isinstance(value, tuple) else f"[{items}]"
+    if isinstance(value, SymbolicInt):
+        return f"SymbolicInt {value}"  # those that torch made of it, too
     # 1, 1.0 and True are equal in Python, but different literals.
     return f"{type(value).__name__} {format_value(value)}"
 

@@ -258,12 +258,12 @@ class Scope:
             if name not in rest.symbols():
                 solution = {name: rest * -coefficient}
                 for old in self._solved_by.pop(name, ()):
-                    self._put(old, replace_symbols(self.equal[old], solution))
-                self._put(name, solution[name])
+                    self.put_equal(old, replace_symbols(self.equal[old], solution))
+                self.put_equal(name, solution[name])
                 self._known.clear()
                 return
 
-    def _put(self, name: str, solution: Index) -> None:
+    def put_equal(self, name: str, solution: Index) -> None:
         self.equal[name] = solution
         for symbol in solution.symbols():
             self._solved_by.setdefault(symbol, set()).add(name)

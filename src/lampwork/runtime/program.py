@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -26,6 +26,9 @@ from lampwork.codegen.target import DeviceFunction, HostFunction
 from lampwork.graph.nested import leaves
 from lampwork.records import record
 from lampwork.runtime.steps import StepFacts
+
+if TYPE_CHECKING:
+    from lampwork.runtime.layout import Layout
 
 ValueKind = Literal["input", "bound", "constant", "arena", "heap", "fresh", "aten", "view"]
 CPU = torch.device("cpu")
@@ -177,6 +180,8 @@ class Program:
     """Makes the facts of its calls, in order, when somebody looks; None: nothing is known of them."""
     family: object = field(default=None, compare=False, repr=False)
     """The same in all programs that compute one graph, whatever the sizes and wherever its memory lies."""
+    layout: Layout | None = field(default=None, compare=False, repr=False)
+    """What it was placed of; None: not known."""
 
     def steps(self) -> tuple[StepFacts, ...]:
         """What each call among the instructions computes; () where nothing is known of them."""

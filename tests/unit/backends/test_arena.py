@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lampwork.backends.native.arena import ALIGNMENT, place
+from lampwork.runtime.arena import ALIGNMENT, place
 
 
 def check(memory: list[tuple[bool, int]], nbytes: dict[int, int]) -> int:

@@ -11,10 +11,9 @@ from devices import CPU, CUDA, GRID, compile_on, record_on, run_on_cpu
 from torch.nn import functional as F
 
 from lampwork.backends.native import compile as native
-from lampwork.backends.native.arena import DEVICE_ALIGNMENT
 from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.native.heap_values import in_heap
-from lampwork.backends.native.memory_plan import KernelStep
+from lampwork.backends.native.memory_plan import kernel_step
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.tasks import KernelTask
@@ -26,6 +25,7 @@ from lampwork.config import Config, current
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.symbols import Sizes
 from lampwork.plugins.context import PassContext
+from lampwork.runtime.arena import DEVICE_ALIGNMENT
 from lampwork.runtime.program import CallAten, CallKernel, Launch, Program
 from lampwork.transforms.split_constants import SplitConstants
 
@@ -110,15 +110,15 @@ def task(code: Any, extent: Index) -> KernelTask:
 def test_kernels_of_a_device_are_launched() -> None:
     n = Index.sym("n")
     code = DeviceFunction(None, (32, 4), 8, n * 4)
-    step = KernelStep(task(code, n), ())
+    step = kernel_step(task(code, n), ())
     assert not step.is_static and set().union(*(each.symbols() for each in step.numbers)) == {"n"}
     call = step.place(Sizes({"n": 100}), {})
     assert isinstance(call, CallKernel)
     assert call.code is code and call.extent == 100 and call.launch == Launch((32, 4), 8, 400)
-    shared = KernelStep(task(code, Index.const(5)), ())
+    shared = kernel_step(task(code, Index.const(5)), ())
     assert not shared.is_static
-    assert KernelStep(task(replace(code, shared=Index.const(0)), Index.const(5)), ()).is_static
-    plain = KernelStep(task(MachineFunction(1, None), n), ())
+    assert kernel_step(task(replace(code, shared=Index.const(0)), Index.const(5)), ()).is_static
+    plain = kernel_step(task(MachineFunction(1, None), n), ())
     assert plain.place(Sizes({"n": 3}), {}).launch is None
 
 

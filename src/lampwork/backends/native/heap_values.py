@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lampwork.backends.native.arena import place
 from lampwork.graph.devices import CPU
 from lampwork.records import record
+from lampwork.runtime.arena import place
 from lampwork.runtime.program import Instruction, Program, Release, Take, Value, used_by
 
 HEAP_BYTES = 1 << 16
@@ -56,6 +56,7 @@ def in_heap(program: Program, lives: Lives | None = None) -> Program:
         instructions=tuple(instructions),
         arena_bytes=arena_bytes,
         undo=tuple((number_of[at], kernel) for at, kernel in program.undo),
+        layout=None,
     )
 
 

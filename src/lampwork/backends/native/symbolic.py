@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lampwork.backends.native.memory_plan import Layout
 from lampwork.loops.ir.index import Index
 from lampwork.records import record
+from lampwork.runtime.layout import Layout
 from lampwork.runtime.program import Program
 
 

@@ -21,8 +21,9 @@ from lampwork.codegen.gpu.generator import GpuGenerator
 from lampwork.codegen.gpu.nvidia import each_lane
 from lampwork.codegen.gpu.writer import GridEmitter
 from lampwork.codegen.llvm.builder import Builder, Module, Value
-from lampwork.codegen.llvm.jit import Code, Jit
+from lampwork.codegen.llvm.jit import Jit
 from lampwork.codegen.llvm.library import Library
+from lampwork.codegen.machine_code import Code
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
 from lampwork.loops.ir.grid import WARP, Grid

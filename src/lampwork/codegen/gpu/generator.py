@@ -266,7 +266,7 @@ class EmulatingGenerator(GpuGenerator):
 
     def function(self, grid: Grid, name: str, pending: Pending) -> Function:
         code = pending.result()
-        return MachineFunction(code.addresses[name], code)
+        return MachineFunction(code.addresses[name], code, name)
 
 
 @functools.cache

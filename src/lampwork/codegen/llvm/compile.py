@@ -78,7 +78,7 @@ def function_of(pending: Pending, name: str, waits: bool) -> HostFunction:
     if not waits:
         return PendingFunction(name, pending)
     code = pending.result()
-    return MachineFunction(code.addresses[name], code)
+    return MachineFunction(code.addresses[name], code, name)
 
 
 def _identifier(name: str) -> str:

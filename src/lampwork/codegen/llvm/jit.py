@@ -14,25 +14,15 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
-from lampwork import _C, config, logs
+from lampwork import config, logs
 from lampwork.codegen.llvm.library import Library, llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
+from lampwork.codegen.machine_code import Code, link
 from lampwork.codegen.target import Target
 from lampwork.errors import BackendError, CodegenError
 from lampwork.locks import in_child
-from lampwork.records import record
-
-
-@record
-class Code:
-    """Machine code in memory: addresses by function name. The memory lives as long as this object."""
-
-    addresses: dict[str, int]
-    object_code: bytes = field(repr=False)
-    _library: Any = field(repr=False, compare=False)
 
 
 class Jit:
@@ -79,15 +69,7 @@ class Jit:
         Raises:
             CodegenError: a symbol is missing, or the object code is not of this machine.
         """
-        try:
-            library = _C.MachineCode(object_code)
-        except ValueError as error:
-            raise CodegenError(f"the generated code could not be linked: {error}") from error
-        addresses = library.functions
-        missing = [name for name in names if name not in addresses]
-        if missing:
-            raise CodegenError(f"the generated code has no {', '.join(missing)}")
-        return Code({name: addresses[name] for name in names}, object_code, library)
+        return link(object_code, names)
 
     def assembly(self, ir: str) -> str:
         """The assembly text of a module, for people."""
