@@ -49,7 +49,7 @@ lw_status guarded(const Work& work) noexcept {
 [[noreturn]] void refuse(const std::string& message) { rt::fail(LW_ARGUMENT, message); }
 
 const rt::EntryManifest* entry_of(const lw_model* model, size_t entry) {
-  if (model == nullptr || entry >= model->model->manifest().entries.size()) return nullptr;
+  if (model == nullptr || entry >= model->model->manifest().n_called) return nullptr;
   return &model->model->manifest().entries[entry];
 }
 
@@ -150,7 +150,7 @@ const char* lw_target(const lw_model* model) { return model == nullptr ? nullptr
 
 const char* lw_target_reason(const lw_model* model) { return model == nullptr ? nullptr : model->model->reason().c_str(); }
 
-size_t lw_entry_count(const lw_model* model) { return model == nullptr ? 0 : model->model->manifest().entries.size(); }
+size_t lw_entry_count(const lw_model* model) { return model == nullptr ? 0 : model->model->manifest().n_called; }
 
 const char* lw_entry_name(const lw_model* model, size_t entry) {
   const rt::EntryManifest* found = entry_of(model, entry);

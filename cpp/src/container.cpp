@@ -71,14 +71,12 @@ Container::Container(std::shared_ptr<const Bytes> given) : bytes_(std::move(give
   for (size_t i = 0; i < sizeof length; ++i)
     length |= static_cast<uint64_t>(static_cast<unsigned char>(all[i])) << (8 * i);
   if (length > kMostHeader || length > all.size() - sizeof length) damaged("it is shorter than its header says");
-  const Json header = parse_json(all.substr(sizeof length, length), "the header");
+  const Json header = Json::parse(all.substr(sizeof length, length), "the header");
   const std::string_view data = all.substr(sizeof length + length);
-  if (!header.is_object()) damaged("the header is no object");
   std::vector<std::pair<uint64_t, uint64_t>> places;
-  for (const auto& [name, about] : header.items()) {
+  for (const auto& [name, about] : members_of(header, "the header")) {
     if (name == "__metadata__") {
-      if (!about.is_object()) damaged("__metadata__ is no object");
-      for (const auto& [key, value] : about.items()) metadata_[key] = text_of(value, "__metadata__." + key);
+      for (const auto& [key, value] : members_of(about, "__metadata__")) metadata_[key] = text_of(value, "__metadata__." + key);
       continue;
     }
     const std::string what = "the tensor '" + name + "'";
@@ -91,8 +89,7 @@ Container::Container(std::shared_ptr<const Bytes> given) : bytes_(std::move(give
       tensor.shape.push_back(integer_of(size, "a size of " + what, 0));
       if (__builtin_mul_overflow(wanted, tensor.shape.back(), &wanted)) damaged(what + " is larger than any memory");
     }
-    const Json& offsets = list_of(member(about, "data_offsets", what), "the offsets of " + what);
-    if (offsets.size() != 2) damaged(what + " needs two offsets");
+    const Json::List& offsets = pair_of(member(about, "data_offsets", what), "the offsets of " + what);
     const int64_t begin = integer_of(offsets[0], "an offset of " + what, 0, static_cast<int64_t>(data.size()));
     const int64_t end = integer_of(offsets[1], "an offset of " + what, begin, static_cast<int64_t>(data.size()));
     if (end - begin != wanted) damaged(what + " has " + std::to_string(end - begin) + " bytes instead of " + std::to_string(wanted));

@@ -18,14 +18,14 @@ struct Index::Writer {
   }
 
   void write(const Json& json) {
-    if (!json.is_array()) {
+    if (json.list() == nullptr) {
       push(Op::Number, integer_of(json, what));
       return;
     }
-    if (json.empty()) push(Op::Number, 0);
+    if (json.list()->empty()) push(Op::Number, 0);
     bool is_first_term = true;
-    for (const Json& term : json) {
-      if (!term.is_array() || term.size() != 2) damaged(what + " has a term that is none");
+    for (const Json& each : *json.list()) {
+      const Json::List& term = pair_of(each, what);
       push(Op::Number, integer_of(term[0], what));
       for (const Json& atom : list_of(term[1], what)) {
         write_atom(atom);
@@ -37,17 +37,18 @@ struct Index::Writer {
   }
 
   void write_atom(const Json& atom) {
-    if (atom.is_string()) {
-      const auto found = symbols.find(atom.get<std::string>());
-      if (found == symbols.end()) damaged(what + " names the symbol '" + atom.get<std::string>() + "', which there is not");
+    if (atom.text() != nullptr) {
+      const auto found = symbols.find(*atom.text());
+      if (found == symbols.end()) damaged(what + " names the symbol '" + *atom.text() + "', which there is not");
       push(Op::Symbol, static_cast<int64_t>(found->second));
       return;
     }
-    if (!atom.is_array() || atom.size() != 3) damaged(what + " has a factor that is none");
-    const std::string op = text_of(atom[0], what);
+    const Json::List& parts = list_of(atom, what);
+    if (parts.size() != 3) damaged(what + " has a factor that is none");
+    const std::string& op = text_of(parts[0], what);
     if (op != "//" && op != "%") damaged(what + " has the operator '" + op + "', which there is not");
-    write(atom[1]);
-    write(atom[2]);
+    write(parts[1]);
+    write(parts[2]);
     combine(op == "%" ? Op::Modulo : Op::FloorDivide);
   }
 };

@@ -24,32 +24,32 @@ class Reader {
   void read(const Json& json, const SymbolNumbers& symbols) {
     const std::string what = is_constants_ ? "the program of constants" : "a program";
     layout_.symbols = symbols;
-    if (const Json* device = optional_member(json, "device", what); device != nullptr && *device != "cpu")
-      fail(LW_VERSION, what + " runs on the device " + device->dump() + "; this library runs those of the CPU");
+    if (const Json* device = optional_member(json, "device", what); device != nullptr && text_of(*device, "the device of " + what) != "cpu")
+      fail(LW_VERSION, what + " runs on the device " + device->shown() + "; this library runs those of the CPU");
     layout_.n_inputs = count(json, "n_inputs", what);
     layout_.n_bound = count(json, "n_bound", what);
     for (const Json& value : list_of(member(json, "values", what), "the values of " + what)) read_value(value);
     check_values();
     for (const Json& item : list_of(member(json, "memory", what), "the memory of " + what)) {
-      if (!item.is_array() || item.size() != 2) damaged("the memory of " + what + " has an item that is no pair");
-      const int32_t number = value_number(item[1], "the memory of " + what);
+      const Json::List& event = pair_of(item, "an item of the memory of " + what);
+      const int32_t number = value_number(event[1], "the memory of " + what);
       if (layout_.values[static_cast<size_t>(number)].kind != Kind::Arena)
         damaged("the memory of " + what + " names a value that does not lie in the arena");
-      layout_.memory.emplace_back(truth_of(item[0], "the memory of " + what), number);
+      layout_.memory.emplace_back(truth_of(event[0], "the memory of " + what), number);
     }
     for (const Json& step : list_of(member(json, "steps", what), "the steps of " + what)) read_step(step);
     for (const Json& output : list_of(member(json, "outputs", what), "the outputs of " + what))
       layout_.outputs.push_back(value_number(output, "an output of " + what));
     if (const Json* undo = optional_member(json, "undo", what)) {
       for (const Json& item : list_of(*undo, "the undoing steps of " + what)) {
-        if (!item.is_array() || item.size() != 2) damaged("the undoing steps of " + what + " have an item that is no pair");
-        const int64_t at = integer_of(item[0], "a step to undo", 0, static_cast<int64_t>(layout_.steps.size()) - 1);
-        layout_.undo.push_back({static_cast<size_t>(at), kernel(item[1])});
+        const Json::List& pair = pair_of(item, "an undoing step of " + what);
+        const int64_t at = integer_of(pair[0], "a step to undo", 0, static_cast<int64_t>(layout_.steps.size()) - 1);
+        layout_.undo.push_back({static_cast<size_t>(at), kernel(pair[1])});
       }
     }
     for (const Json& key : list_of(member(json, "keys", what), "the keys of " + what)) {
       const auto found = symbols.find(text_of(key, "a key of " + what));
-      if (found == symbols.end()) damaged(what + " depends on the symbol " + key.dump() + ", which there is not");
+      if (found == symbols.end()) damaged(what + " depends on the symbol " + key.shown() + ", which there is not");
       layout_.keys.push_back(found->second);
     }
     std::sort(layout_.keys.begin(), layout_.keys.end());
@@ -93,8 +93,8 @@ class Reader {
     const std::string what = "value " + std::to_string(layout_.values.size()) + " of a program";
     ValueLayout value;
     value.kind = kind_of(text_of(member(json, "kind", what), "the kind of " + what));
-    if (const Json* device = optional_member(json, "device", what); device != nullptr && *device != "cpu")
-      fail(LW_VERSION, what + " lies on the device " + device->dump() + "; this library knows the CPU alone");
+    if (const Json* device = optional_member(json, "device", what); device != nullptr && text_of(*device, "the device of " + what) != "cpu")
+      fail(LW_VERSION, what + " lies on the device " + device->shown() + "; this library knows the CPU alone");
     if (const Json* dtype = optional_member(json, "dtype", what)) {
       const std::string name = text_of(*dtype, "the dtype of " + what);
       const DType* found = find_dtype(name);
@@ -153,8 +153,7 @@ class Reader {
 
   KernelLayout kernel(const Json& json) const {
     const std::string what = "a kernel's step";
-    const Json& code = list_of(member(json, "kernel", what), "the kernel of a step");
-    if (code.size() != 2) damaged("the kernel of a step is no pair of a module and a function");
+    const Json::List& code = pair_of(member(json, "kernel", what), "the kernel of a step");
     KernelLayout made;
     made.module = static_cast<size_t>(
         integer_of(code[0], "the module of a kernel", 0, static_cast<int64_t>(layout_.n_modules) - 1));
@@ -190,7 +189,10 @@ class Reader {
       AtenLayout call;
       call.op = text_of(*op, "the operator of " + what);
       call.args = list_of(member(json, "args", what), "the arguments of " + call.op);
-      call.kwargs = list_of(member(json, "kwargs", what), "the arguments of " + call.op);
+      for (const Json& item : list_of(member(json, "kwargs", what), "the arguments of " + call.op)) {
+        const Json::List& pair = pair_of(item, "an argument of " + call.op);
+        call.kwargs.emplace_back(text_of(pair[0], "the name of an argument of " + call.op), pair[1]);
+      }
       for (const Json& out : list_of(member(json, "outs", what), "the results of " + call.op)) {
         const int64_t number = integer_of(out, "a result of " + call.op, -1, static_cast<int64_t>(layout_.values.size()) - 1);
         if (number >= 0 && layout_.values[static_cast<size_t>(number)].kind != Kind::Aten)
@@ -253,8 +255,8 @@ class Reader {
       if (const auto* kernel = std::get_if<KernelLayout>(&step)) {
         for (const int32_t buffer : kernel->buffers) use(buffer);
       } else if (const auto* aten = std::get_if<AtenLayout>(&step)) {
-        use_arguments(aten->args, use);
-        for (const Json& pair : aten->kwargs) use_arguments(pair, use);
+        for (const Json& argument : aten->args) use_argument(argument, use);
+        for (const auto& [name, argument] : aten->kwargs) use_argument(argument, use);
         for (const int32_t out : aten->outs) {
           if (out >= 0) lives[static_cast<size_t>(out)] = Life::There;
         }
@@ -281,14 +283,12 @@ class Reader {
   }
 
   template <class Use>
-  void use_arguments(const Json& json, const Use& use) const {
-    if (json.is_object()) {
-      if (const auto ref = json.find("ref"); ref != json.end()) use(value_number(*ref, "an argument of an operator"));
-      for (const char* items : {"l", "t"}) {
-        if (const auto list = json.find(items); list != json.end()) use_arguments(*list, use);
-      }
-    } else if (json.is_array()) {
-      for (const Json& item : json) use_arguments(item, use);
+  void use_argument(const Json& json, const Use& use) const {
+    if (const Json* ref = json.find("ref")) use(value_number(*ref, "an argument of an operator"));
+    for (const char* items : {"l", "t"}) {
+      const Json* list = json.find(items);
+      if (list == nullptr) continue;
+      for (const Json& item : list_of(*list, "an argument of an operator")) use_argument(item, use);
     }
   }
 

@@ -38,8 +38,8 @@ struct KernelLayout {
 // A call of an operator of torch. Its arguments are read by who runs it.
 struct AtenLayout {
   std::string op;
-  Json args;
-  Json kwargs;
+  Json::List args;
+  std::vector<std::pair<std::string, Json>> kwargs;
   std::vector<int32_t> outs;  // -1: not used
   std::string name;
 };

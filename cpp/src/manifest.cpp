@@ -3,6 +3,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <set>
 
 namespace lampwork::runtime {
 
@@ -54,8 +55,8 @@ class EntryReader {
   EntryReader(EntryManifest& entry, size_t n_weights) : entry_(entry), n_weights_(n_weights), what_("the entry '" + entry.name + "'") {}
 
   void read(const Json& json) {
-    const Json& symbols = list_of(member(json, "symbols", what_), "the symbols of " + what_);
-    const Json& inputs = list_of(member(json, "inputs", what_), "the inputs of " + what_);
+    const Json::List& symbols = list_of(member(json, "symbols", what_), "the symbols of " + what_);
+    const Json::List& inputs = list_of(member(json, "inputs", what_), "the inputs of " + what_);
     for (const Json& symbol : symbols) read_symbol(symbol, inputs.size());
     for (const Json& input : inputs) entry_.inputs.push_back(read_tensed(input, "an input of " + what_));
     for (const Symbol& symbol : entry_.symbols) {
@@ -69,10 +70,10 @@ class EntryReader {
       entry_.outputs.push_back(read_tensed(output, "an output of " + what_));
     read_leaves(member(json, "result", what_), "");
     for (const Json& pair : list_of(member(json, "writes", what_), "what " + what_ + " writes to")) {
-      if (!pair.is_array() || pair.size() != 2) damaged("what " + what_ + " writes to has an item that is no pair");
+      const Json::List& item = pair_of(pair, "what " + what_ + " writes to");
       const auto n_written = static_cast<int64_t>(entry_.inputs.size() + entry_.weights.size());
-      const int64_t written = integer_of(pair[0], "what " + what_ + " writes to", 0, n_written - 1);
-      entry_.writes.emplace_back(static_cast<size_t>(written), output_number(pair[1]));
+      const int64_t written = integer_of(item[0], "what " + what_ + " writes to", 0, n_written - 1);
+      entry_.writes.emplace_back(static_cast<size_t>(written), output_number(item[1]));
     }
   }
 
@@ -98,7 +99,7 @@ class EntryReader {
       const Json& argument = member(json, "argument", what);
       symbol.kind = SymbolKind::Number;
       symbol.input = entry_.arguments.size();
-      entry_.arguments.push_back(argument.is_string() ? argument.get<std::string>() : symbol.name);
+      entry_.arguments.push_back(argument.text() != nullptr ? *argument.text() : symbol.name);
     }
     if (!entry_.numbers.emplace(symbol.name, entry_.symbols.size()).second) damaged(what_ + " has two symbols of one name");
     entry_.symbols.push_back(std::move(symbol));
@@ -154,8 +155,8 @@ class EntryReader {
       const Json* items = optional_member(tree, kind, what);
       if (items == nullptr) continue;
       for (const Json& item : list_of(*items, what)) {
-        if (!item.is_array() || item.size() != 2) damaged(what + " has an item that is no pair");
-        read_leaves(item[1], below(item[0].is_string() ? item[0].get<std::string>() : item[0].dump()));
+        const Json::List& pair = pair_of(item, "an item of " + what);
+        read_leaves(pair[1], below(pair[0].text() != nullptr ? *pair[0].text() : pair[0].shown()));
       }
     }
   }
@@ -173,9 +174,7 @@ TargetManifest read_target(const Json& json) {
   target.needs = texts_of(member(json, "needs", what), "what " + what + " needs");
   target.programs = text_of(member(json, "programs", what), "the programs of " + what);
   target.code = texts_of(member(json, "code", what), "the code of " + what);
-  const Json& calls = member(json, "calls", what);
-  if (!calls.is_object()) damaged("the calls of " + what + " are no object");
-  for (const auto& [entry, names] : calls.items()) target.calls[entry] = texts_of(names, "the calls of " + what);
+  for (const auto& [entry, names] : members_of(member(json, "calls", what), "the calls of " + what)) target.calls[entry] = texts_of(names, "the calls of " + what);
   return target;
 }
 
@@ -189,7 +188,7 @@ Manifest Manifest::read(const Container& container) {
                         std::string(format == nullptr ? ", but may be a safetensors file of weights" : "") +
                         ". Make one with lampwork.export(model, path=\"m.lamp\", ...)");
   }
-  const Json json = parse_json(*text, "the manifest");
+  const Json json = Json::parse(*text, "the manifest");
   Manifest manifest;
   manifest.text = *text;
   if (text_of(member(json, "format", "the manifest"), "the format") != "lampwork") damaged("its manifest is of another format");
@@ -200,18 +199,41 @@ Manifest Manifest::read(const Container& container) {
   }
   for (const Json& weight : list_of(member(json, "weights", "the manifest"), "the weights"))
     manifest.weights.push_back(read_weight(weight, container));
-  const Json& entries = member(json, "entries", "the manifest");
-  if (!entries.is_object() || entries.empty()) damaged("it has no entries");
-  for (const auto& [name, about] : entries.items()) {
+  const Json::Members& entries = members_of(member(json, "entries", "the manifest"), "the entries");
+  if (entries.empty()) damaged("it has no entries");
+  std::map<std::string, std::vector<std::string>> otherwise;
+  std::set<std::string> uncalled;
+  for (const auto& [name, about] : entries) {
+    const Json* others = optional_member(about, "otherwise", "the entry '" + name + "'");
+    if (others == nullptr) continue;
+    otherwise[name] = texts_of(*others, "what serves otherwise than '" + name + "'");
+    uncalled.insert(otherwise[name].begin(), otherwise[name].end());
+  }
+  Json::Members ordered = entries;
+  const auto called = std::stable_partition(ordered.begin(), ordered.end(),
+                                            [&](const auto& entry) { return uncalled.count(entry.first) == 0; });
+  manifest.n_called = static_cast<size_t>(called - ordered.begin());
+  if (manifest.n_called == 0) damaged("it has no entry that can be called");
+  std::map<std::string, size_t> numbers;
+  for (const auto& [name, about] : ordered) {
+    numbers.emplace(name, manifest.entries.size());
     manifest.entries.push_back({});
     manifest.entries.back().name = name;
     EntryReader(manifest.entries.back(), manifest.weights.size()).read(about);
   }
+  for (EntryManifest& entry : manifest.entries) {
+    for (const std::string& other : otherwise[entry.name]) {
+      const auto found = numbers.find(other);
+      if (found == numbers.end()) damaged("it has no entry '" + other + "', which serves otherwise than '" + entry.name + "'");
+      const EntryManifest& there = manifest.entries[found->second];
+      if (there.inputs.size() != entry.inputs.size() || there.arguments != entry.arguments || there.leaves.size() != entry.leaves.size())
+        damaged("the entry '" + other + "' is called otherwise than '" + entry.name + "'");
+      entry.otherwise.push_back(found->second);
+    }
+  }
   for (const Json& target : list_of(member(json, "targets", "the manifest"), "the targets"))
     manifest.targets.push_back(read_target(target));
-  const Json& sections = member(json, "sections", "the manifest");
-  if (!sections.is_object()) damaged("its sections are no object");
-  for (const auto& [name, about] : sections.items()) {
+  for (const auto& [name, about] : members_of(member(json, "sections", "the manifest"), "the sections")) {
     const std::string what = "the section '" + name + "'";
     const Section section{text_of(member(about, "sha256", what), "the digest of " + what),
                           integer_of(member(about, "bytes", what), "the size of " + what, 0)};

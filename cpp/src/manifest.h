@@ -67,6 +67,7 @@ struct EntryManifest {
   std::vector<Tensed> outputs;
   std::vector<Leaf> leaves;
   std::vector<std::pair<size_t, size_t>> writes;  // number among inputs, then weights; output
+  std::vector<size_t> otherwise;                  // entries for sizes of 1, where this one leaves sizes open
 };
 
 struct TargetManifest {
@@ -86,7 +87,8 @@ struct Section {
 struct Manifest {
   std::string text;
   std::vector<Weight> weights;
-  std::vector<EntryManifest> entries;
+  std::vector<EntryManifest> entries;  // those that are called by name first
+  size_t n_called = 0;                 // of them
   std::vector<TargetManifest> targets;
   std::map<std::string, Section> sections;
 

@@ -110,8 +110,19 @@ struct Model::Constants {
   std::vector<Held> held;
 };
 
+// Computes the constants of entries: of all that compute the same of the same weights.
+struct Model::Maker {
+  std::vector<size_t> weights;
+  const Layout* layout = nullptr;  // of an entry
+  Json json;
+  std::mutex mutex;  // of what follows; held while constants are computed
+  std::shared_ptr<Program> program;
+  std::shared_ptr<const Constants> constants;
+};
+
 struct Model::Entry {
   const EntryManifest* about = nullptr;
+  std::shared_ptr<Maker> maker;  // nullptr: it has no constants
   std::unique_ptr<Layout> layout;
   std::string aten;
   bool writes_weights = false;
@@ -119,9 +130,6 @@ struct Model::Entry {
   std::vector<bool> written_by_program;   // of inputs, then weights
   std::mutex mutex;                       // of what follows
   std::list<std::shared_ptr<Placed>> placed;  // the last one used first
-  std::mutex constants_mutex;             // of what follows; held while they are computed
-  std::shared_ptr<Program> constants_program;
-  std::shared_ptr<const Constants> constants;
 };
 
 // A frame and an arena for the time of a call.
@@ -239,9 +247,9 @@ std::string Model::section(const std::string& name) const {
 }
 
 void Model::read_entries(const Options& options) {
-  const Json programs = parse_json(section(chosen_->programs), "the programs");
+  const Json programs = Json::parse(section(chosen_->programs), "the programs");
   code_ = std::make_unique<Code>(options.calls_kernels);
-  const Json& modules = list_of(member(programs, "modules", "the programs"), "the modules");
+  const Json::List& modules = list_of(member(programs, "modules", "the programs"), "the modules");
   for (const Json& module : modules) {
     const std::string name = text_of(module, "a module");
     code_->add(section(name), name);
@@ -251,7 +259,8 @@ void Model::read_entries(const Options& options) {
   for (const EntryManifest& about : manifest_.entries) {
     auto entry = std::make_unique<Entry>();
     entry->about = &about;
-    entry->layout = Layout::read(member(layouts, about.name.c_str(), "the programs' entries"), about.numbers, modules.size());
+    const Json& json = member(layouts, about.name.c_str(), "the programs' entries");
+    entry->layout = Layout::read(json, about.numbers, modules.size());
     const Layout& layout = *entry->layout;
     if (layout.n_inputs != about.inputs.size() || layout.n_bound != about.weights.size() ||
         layout.outputs.size() != about.outputs.size()) {
@@ -276,6 +285,18 @@ void Model::read_entries(const Options& options) {
     list_calls(layout);
     if (layout.constants != nullptr) list_calls(*layout.constants);
     note_writes(*entry);
+    if (layout.constants != nullptr) {
+      const Json& constants = *json.find("constants");
+      for (const std::shared_ptr<Maker>& maker : makers_) {
+        if (maker->weights == about.weights && maker->json == constants) entry->maker = maker;
+      }
+      if (entry->maker == nullptr) {
+        entry->maker = makers_.emplace_back(std::make_shared<Maker>());
+        entry->maker->weights = about.weights;
+        entry->maker->layout = layout.constants.get();
+        entry->maker->json = constants;
+      }
+    }
     entries_.push_back(std::move(entry));
   }
 }
@@ -402,7 +423,7 @@ void Model::set_weights(std::shared_ptr<const Bytes> bytes) {
 
 size_t Model::find_entry(const std::string& name) const {
   std::vector<std::string> names;
-  for (size_t i = 0; i < manifest_.entries.size(); ++i) {
+  for (size_t i = 0; i < manifest_.n_called; ++i) {
     if (manifest_.entries[i].name == name) return i;
     names.push_back(manifest_.entries[i].name);
   }
@@ -454,26 +475,25 @@ void Model::check_placed(const Entry& entry, const Program& program, const std::
     if (value.shape != numbers_of(entry.about->outputs[i].shape, symbols.data()))
       damaged("an output of '" + entry.about->name + "' has another shape than the manifest says");
   }
-  if (entry.constants_program == nullptr) return;
+  if (entry.maker == nullptr) return;
   for (size_t i = 0; i < program.constants.size(); ++i) {
     if (program.constants[i] < 0) continue;
     const Value& value = program.values[static_cast<size_t>(program.constants[i])];
-    const Program& maker = *entry.constants_program;
+    const Program& maker = *entry.maker->program;
     const Value& made = maker.values[static_cast<size_t>(maker.outputs[i])];
     if (value.dtype != made.dtype || value.nbytes > made.nbytes) damaged("the program takes a constant for another tensor");
   }
 }
 
-std::shared_ptr<const Model::Constants> Model::constants(Entry& entry, const std::shared_ptr<Weights>& weights) {
-  if (entry.layout->constants == nullptr) return nullptr;
-  const std::lock_guard<std::mutex> lock(entry.constants_mutex);
+std::shared_ptr<const Model::Constants> Model::constants(Maker& maker, const std::shared_ptr<Weights>& weights) const {
+  const std::lock_guard<std::mutex> lock(maker.mutex);
   const uint64_t version = weights->version.load();
-  if (entry.constants != nullptr && entry.constants->weights == weights && entry.constants->version == version)
-    return entry.constants;
-  if (entry.constants_program == nullptr) entry.constants_program = place_program(*entry.layout->constants, nullptr);
-  const Program& program = *entry.constants_program;
+  if (maker.constants != nullptr && maker.constants->weights == weights && maker.constants->version == version)
+    return maker.constants;
+  if (maker.program == nullptr) maker.program = place_program(*maker.layout, nullptr);
+  const Program& program = *maker.program;
   std::vector<char*> inputs;
-  for (const size_t weight : entry.about->weights) inputs.push_back(weights->data[weight]);
+  for (const size_t weight : maker.weights) inputs.push_back(weights->data[weight]);
   Frame frame(program);
   const Block arena(program.arena_bytes);
   static const std::vector<char*> no_weights;
@@ -483,7 +503,7 @@ std::shared_ptr<const Model::Constants> Model::constants(Entry& entry, const std
   made->weights = weights;
   made->version = version;
   made->held = execute(frame, call, true);
-  entry.constants = made;
+  maker.constants = made;
   return made;
 }
 
@@ -493,12 +513,29 @@ void Model::prepare(size_t number) {
     fail(LW_NEEDS_ATEN, "the entry '" + entry.about->name + "' calls operators of torch: " + entry.aten +
                             ". Run it with liblampwork_torch, or export it with require=\"standalone\"");
   }
-  (void)constants(entry, weights());
+  if (entry.maker != nullptr) (void)constants(*entry.maker, weights());
 }
 
 // --- calls ---------------------------------------------------------------------------------------------------
 
 namespace {
+
+// Whether the sizes of inputs are such as an entry is for.
+bool fits(const EntryManifest& about, const std::vector<Given>& inputs) {
+  if (inputs.size() != about.inputs.size()) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const std::vector<int64_t>& sizes = about.inputs[i].sizes;
+    if (inputs[i].ndim != sizes.size()) return false;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] >= 0 && inputs[i].shape[d] != sizes[d]) return false;
+    }
+  }
+  return std::all_of(about.symbols.begin(), about.symbols.end(), [&](const Symbol& symbol) {
+    if (symbol.kind != SymbolKind::Size) return true;
+    const int64_t size = inputs[symbol.input].shape[symbol.dim];
+    return size >= symbol.min && (!symbol.max || size <= *symbol.max);
+  });
+}
 
 // The numbers of an entry's symbols in a call; LW_INPUT if it does not take such inputs.
 std::vector<int64_t> solve(const EntryManifest& about, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers) {
@@ -553,9 +590,11 @@ std::vector<int64_t> solve(const EntryManifest& about, const std::vector<Given>&
              about.inputs[symbol.input].name + "'";
     }
     if (symbols[i] < symbol.min || (symbol.max && symbols[i] > *symbol.max)) {
+      // Sizes of 1 are those of other entries.
+      const int64_t least = symbol.min == 2 && !about.otherwise.empty() ? 1 : symbol.min;
       fail(LW_INPUT, what + " of " + of + " is " + std::to_string(symbols[i]) + "; " +
-                         (symbol.max ? "between " + std::to_string(symbol.min) + " and " + std::to_string(*symbol.max)
-                                     : "at least " + std::to_string(symbol.min)) +
+                         (symbol.max ? "between " + std::to_string(least) + " and " + std::to_string(*symbol.max)
+                                     : "at least " + std::to_string(least)) +
                          " was expected (" + symbol.name + ")");
     }
   }
@@ -605,8 +644,19 @@ Range range_of(const Given& given, const std::vector<int64_t>& strides) {
 
 }  // namespace
 
-std::vector<Output> Model::run(size_t number, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers,
+// The entry that serves a call: another one for sizes of 1. If none fits, the first one says why.
+size_t Model::serving(size_t number, const std::vector<Given>& inputs) const {
+  const EntryManifest& about = manifest_.entries[number];
+  if (about.otherwise.empty() || fits(about, inputs)) return number;
+  for (const size_t other : about.otherwise) {
+    if (fits(manifest_.entries[other], inputs)) return other;
+  }
+  return number;
+}
+
+std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers,
                                const std::vector<Given>& into) {
+  const size_t number = serving(called, inputs);
   Entry& entry = *entries_.at(number);
   const EntryManifest& about = *entry.about;
   if (!entry.aten.empty() && aten_ == nullptr) prepare(number);
@@ -620,7 +670,7 @@ std::vector<Output> Model::run(size_t number, const std::vector<Given>& inputs, 
     shared.lock();
   }
   const std::shared_ptr<Weights> weights = this->weights();
-  const std::shared_ptr<const Constants> constants = this->constants(entry, weights);
+  const std::shared_ptr<const Constants> constants = entry.maker == nullptr ? nullptr : this->constants(*entry.maker, weights);
   const std::shared_ptr<Placed> placed = this->placed(entry, symbols);
   const Program& program = *placed->program;
 

@@ -57,6 +57,7 @@ class Model {
   const Manifest& manifest() const { return manifest_; }
   const std::string& target() const { return target_; }
   const std::string& reason() const { return reason_; }
+  // Entries are numbered: those that are called by name, `n_called` of the manifest.
   size_t find_entry(const std::string& name) const;
   // The operators of torch that an entry calls, in order, separated by spaces.
   const std::string& aten_calls(size_t entry) const;
@@ -74,6 +75,7 @@ class Model {
   struct Entry;
   struct Placed;
   struct Constants;
+  struct Maker;
   class Code;
   class Lease;
 
@@ -86,7 +88,8 @@ class Model {
   void note_writes(Entry& entry);
   std::shared_ptr<Placed> placed(Entry& entry, const std::vector<int64_t>& symbols);
   void check_placed(const Entry& entry, const Program& program, const std::vector<int64_t>& symbols) const;
-  std::shared_ptr<const Constants> constants(Entry& entry, const std::shared_ptr<Weights>& weights);
+  std::shared_ptr<const Constants> constants(Maker& maker, const std::shared_ptr<Weights>& weights) const;
+  size_t serving(size_t entry, const std::vector<Given>& inputs) const;
   std::shared_ptr<Weights> weights() const;
   std::shared_ptr<Program> place_program(const Layout& layout, const int64_t* symbols) const;
 
@@ -97,6 +100,7 @@ class Model {
   const TargetManifest* chosen_ = nullptr;
   std::unique_ptr<Code> code_;
   std::vector<std::unique_ptr<Entry>> entries_;
+  std::vector<std::shared_ptr<Maker>> makers_;
   std::vector<bool> written_;  // weights that calls write to: each model has its own copy
   bool writes_weights_ = false;
   std::shared_mutex writing_;  // held alone by calls that write to weights

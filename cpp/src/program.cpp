@@ -182,12 +182,12 @@ class Placer {
 
 bool is_copy(const AtenLayout& call, const Layout& layout, Copy& copy) {
   if (call.op != "aten::copy_.default" || call.args.size() != 2 || !call.kwargs.empty()) return false;
-  for (const Json& argument : call.args) {
-    if (!argument.is_object() || argument.find("ref") == argument.end()) return false;
-  }
+  const Json* to_ref = call.args[0].find("ref");
+  const Json* from_ref = call.args[1].find("ref");
+  if (to_ref == nullptr || from_ref == nullptr) return false;
   const auto most = static_cast<int64_t>(layout.values.size()) - 1;
-  copy.to = static_cast<int32_t>(integer_of(call.args[0]["ref"], "what is copied to", 0, most));
-  copy.from = static_cast<int32_t>(integer_of(call.args[1]["ref"], "what is copied", 0, most));
+  copy.to = static_cast<int32_t>(integer_of(*to_ref, "what is copied to", 0, most));
+  copy.from = static_cast<int32_t>(integer_of(*from_ref, "what is copied", 0, most));
   const ValueLayout& to = layout.values[static_cast<size_t>(copy.to)];
   const ValueLayout& from = layout.values[static_cast<size_t>(copy.from)];
   const bool is_used = std::any_of(call.outs.begin(), call.outs.end(), [](int32_t out) { return out >= 0; });
