@@ -10,6 +10,7 @@ import os
 from lampwork import config, optimizers, patterns, testing
 from lampwork.api import compile, reset, reset_stats, stats
 from lampwork.approximation import approximate, quantize
+from lampwork.artifacts import LoadedModel, load
 from lampwork.backends.registry import list_backends, register_backend
 from lampwork.capture.state.asked import allow_in_graph, graph_break, is_compiling
 from lampwork.capture.state.dynamic import mark_dynamic, mark_static
@@ -35,6 +36,7 @@ __all__ = [
     "Exported",
     "LampworkError",
     "LampworkWarning",
+    "LoadedModel",
     "Minified",
     "No",
     "Profile",
@@ -51,6 +53,7 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "list_backends",
+    "load",
     "mark_dynamic",
     "mark_static",
     "minify",

@@ -313,3 +313,34 @@ class ProfileError(LampworkError):
     """A profile was asked for what it does not have, or could not begin."""
 
     code = "LW340"
+
+
+class ArtifactError(LampworkError):
+    """A `.lamp` file cannot be read, is damaged, or is none."""
+
+    code = "LW360"
+
+
+class ArtifactVersionError(ArtifactError):
+    """A `.lamp` file is of a version that is not read here, or has operators that are not known here."""
+
+    code = "LW361"
+
+
+class ArtifactTargetError(ArtifactError):
+    """A `.lamp` file has no code for this machine."""
+
+    code = "LW362"
+
+
+class ArtifactCallError(ArtifactError):
+    """A model from a `.lamp` file was called with arguments that it was not exported for."""
+
+    code = "LW363"
+
+
+class ArtifactWeightsError(ArtifactError):
+    """Weights are not those that a `.lamp` file was exported with: a name, shape or dtype differs, or one cannot be
+    replaced."""
+
+    code = "LW364"

@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lampwork.codegen.llvm.types import compute_bits, product_dtype
+from lampwork.errors import CodegenError
 from lampwork.loops.ir.index import ZERO, Index
 from lampwork.loops.ir.nodes import Attention, Buffer, Definition, DType, Kernel, Template
 from lampwork.loops.ir.winograd import TRANSFORMS
@@ -105,6 +106,8 @@ class Target:
     name: for people, and for the option `isa`.
     cpu, features: what the code generator is asked for; the cpu "native" is the one this runs on, with all it has.
     generate: makes the `CodeGenerator` of a target: the same one for equal targets.
+    triple: LLVM's name of the machine; "" for this one. Code of a target with a triple is made and not loaded into this
+        process, so it may be of a machine that this one is not.
 
     vector_bytes: of a vector register; 0 where there are none.
     registers: how many vector registers there are.
@@ -113,7 +116,8 @@ class Target:
         `ahead_from` bytes: the hardware's own prefetch stays nearer, and starts again on each page. 0: it is not.
     stream_bytes: memory that a kernel touches from which its results go past the caches: they would be pushed out of
         the shared one before anything reads them, and a line that is written whole need not be fetched before.
-    stream_fence: an instruction that orders such stores before what other threads read; "": there are none.
+    stream_fence: the intrinsic of LLVM's that orders such stores before what other threads read; "": there are no such
+        stores.
     private_bytes: the largest buffer between the phases of a kernel that stays in a core's own cache.
     tile_side: of the tiles of scratch that transposed copies go through; 0: they do not.
     scratch_bytes: of a kernel's scratch, at most, which then has to be of a known size; None: any.
@@ -207,6 +211,7 @@ class Target:
         be one group of threads, at most; 1: it has no clusters.
     templates: whether there are any: without them products, convolutions, attention and recurrent layers are calls of
         ATen, and so is what refuses some of its data.
+    standalone: templates and loops take all that they can, also where a call of ATen would be faster.
     """
 
     name: str
@@ -215,6 +220,7 @@ class Target:
     vector_bytes: int
     registers: int
     features: str = ""
+    triple: str = ""
     cache_line: int = 64
     ahead_bytes: int = 4096
     ahead_from: int = 1 << 20
@@ -292,6 +298,11 @@ class Target:
     processors: int = 0
     cluster: int = 1
     templates: bool = True
+    standalone: bool = False
+
+    def alone(self) -> Target:
+        """The same machine for code that there is no torch beside."""
+        return replace(self, standalone=True)
 
     def relaxed(self) -> Target:
         """The same machine where fewer roundings and larger ones are allowed: numerics="fast"."""
@@ -338,12 +349,28 @@ class Target:
 
 @record
 class MachineFunction:
-    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into, where it has
-    this `name`."""
+    """A function in memory, of the ABI of `Kernel`. `owner` keeps the memory that `address` points into; `name`: in the
+    module that it came from."""
 
     address: int
     owner: Any = field(repr=False, compare=False)
     name: str = field(default="", compare=False)
+
+
+@record
+class ForeignFunction:
+    """A function of the ABI of `Kernel` for a machine that this process does not run on, by its name in the object code
+    of `owner`. To ask it for its address raises CodegenError."""
+
+    name: str
+    owner: Any = field(repr=False)
+
+    @property
+    def address(self) -> int:
+        raise CodegenError(
+            f"{self.name} is machine code that was made to be kept, not to run in this process",
+            fix="save the program, and load it where it is to run",
+        )
 
 
 class Compiling(Protocol):
@@ -370,7 +397,7 @@ class PendingFunction:
         return self.pending.result()
 
 
-HostFunction = MachineFunction | PendingFunction
+HostFunction = MachineFunction | PendingFunction | ForeignFunction
 
 
 @record

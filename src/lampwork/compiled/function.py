@@ -558,7 +558,7 @@ class Function(Shown):
         self._give_back(args, kwargs)
         if self.prepare is not None:
             self.prepare()
-        region = self._captured(args, kwargs)
+        region = self.captured(args, kwargs)
         if region.breaks and self.fullgraph:
             raise _break_error(region.breaks[0])
         if recompile is not None:
@@ -590,7 +590,12 @@ class Function(Shown):
         for listener in listeners:
             listener.made(self, entry)
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
+    def captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
+        """A call, up to its end or its first graph break, under the options in force. Nothing of it runs.
+
+        Raises:
+            CaptureError: it cannot be captured.
+        """
         with beyond_function_modes():
             region = capture(self.fn, args, kwargs, self._options)
             try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from torch import Tensor, nn
 
@@ -27,7 +27,14 @@ from lampwork.records import record
 from lampwork.runtime import Compiled
 from lampwork.written import HINT, write_whole, write_with
 
-FORMATS = {".pt2": "pt2", ".onnx": "onnx", ".json": "model-explorer", ".dot": "dot", "": "tlparse"}
+FORMATS = {
+    ".lamp": "lamp",
+    ".pt2": "pt2",
+    ".onnx": "onnx",
+    ".json": "model-explorer",
+    ".dot": "dot",
+    "": "tlparse",
+}
 """Suffix -> format; a folder has none."""
 
 
@@ -55,19 +62,62 @@ class Exported(Shown):
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
+@overload
 def export(
-    model: Callable[..., Any],
+    model: Any,
     path: str | os.PathLike[str],
     inputs: Any = None,
+    /,
     *,
+    dynamic_shapes: Any = None,
     region: int | str | None = None,
     module: str = "",
     format: str | None = None,
+    targets: str | Sequence[str] | None = None,
+    entries: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    require: str | None = None,
+) -> Exported: ...
+@overload
+def export(
+    model: Any,
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    path: str | os.PathLike[str],
+    inputs: Any = None,
+    dynamic_shapes: Any = None,
+    region: int | str | None = None,
+    module: str = "",
+    format: str | None = None,
+    targets: str | Sequence[str] | None = None,
+    entries: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    require: str | None = None,
+) -> Exported: ...
+def export(
+    model: Any,
+    args: Any = None,
+    kwargs: Any = None,
+    *,
+    path: Any = None,
+    inputs: Any = None,
+    dynamic_shapes: Any = None,
+    region: int | str | None = None,
+    module: str = "",
+    format: str | None = None,
+    targets: str | Sequence[str] | None = None,
+    entries: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    require: str | None = None,
 ) -> Exported:
-    """Write what Lampwork captured or compiled in a format that other tools read.
+    """Write a model as a file that runs elsewhere, or what Lampwork compiled in a format that other tools read.
+
+    It is called as `export(model, path, inputs)`, or as `export(model, args, kwargs, path=path)`.
 
     | suffix | format | what reads it |
     |---|---|---|
+    | `.lamp` | `lamp` | `lampwork.load`, and C++: machine code, weights and graphs of a model |
     | `.pt2` | `pt2` | `torch.export.load`: a program of one region |
     | `.onnx` | `onnx` | ONNX Runtime, Netron: a model of one region |
     | `.json` | `model-explorer` | Model Explorer: the graphs, with modules as layers and kernels in colour |
@@ -85,6 +135,14 @@ def export(
         module: the path of a module, such as "encoder.layer.3.attention": only what it computes. What comes from
             elsewhere is an input, what is used elsewhere is an output.
         format: one of those above, where the suffix does not say.
+        dynamic_shapes: of `.lamp`: the sizes of the arguments that are left open, as `torch.export.export` takes them;
+            a size that is marked (`mark_dynamic`) is open too.
+        targets: of `.lamp`: the machines that code is made for, by name ("x86-64-v3", "aarch64", "host"). Left out:
+            this one, and its kind with less.
+        entries: of `.lamp`: several calls of the model by name, instead of one: `(args, kwargs, dynamic_shapes)`, of
+            which the last ones may be left out, or such a tuple with a method of the model before them.
+        metadata: of `.lamp`: what `load` gives back as `metadata`: anything that JSON can have.
+        require: of `.lamp`: "standalone": an error if a program calls operators of PyTorch, without which it runs.
 
     Raises:
         OptionError: an argument is wrong.
@@ -92,12 +150,68 @@ def export(
             written to.
         Exception: the model raised it.
     """
+    path, call = _call_of(args, kwargs, path, inputs)
     chosen = format_of(path, format)
-    served = inputs is not None
     if chosen != "tlparse":
         check_folder(path)
-    regions, times = _compiled(model, inputs, kernels=chosen not in PROGRAMS)
+    of_artifacts = {
+        "dynamic_shapes": dynamic_shapes,
+        "targets": targets,
+        "entries": entries,
+        "metadata": metadata,
+        "require": require,
+    }
+    if chosen == "lamp":
+        if region is not None or module:
+            raise OptionError(
+                "region and module are of other formats: a .lamp file is of whole calls",
+                fix="leave them out, or pass the module itself as the model",
+            )
+        return _artifact(model, Path(path), call, of_artifacts)
+    for name, given in of_artifacts.items():
+        if given is not None:
+            raise OptionError(f"{name} is of .lamp files, and this is {chosen}", fix=f"leave {name} out")
+    served = call is not None
+    regions, times = _compiled(model, call, kernels=chosen not in PROGRAMS)
     return write(regions, chosen, Path(path), region, module, times, served=served)
+
+
+def _call_of(args: Any, kwargs: Any, path: Any, inputs: Any) -> tuple[Any, Arguments | None]:
+    """The path, and the arguments of the call, of either form of `export`.
+
+    Raises:
+        OptionError: they are of neither.
+    """
+    if path is None and isinstance(args, (str, os.PathLike)):
+        path, args, kwargs, inputs = args, None, None, inputs if kwargs is None else kwargs
+    if path is None:
+        raise OptionError(
+            "export() needs the path of a file", fix="write export(model, args, kwargs, path='model.lamp')"
+        )
+    if inputs is not None:
+        if args is not None or kwargs is not None:
+            raise OptionError("export() takes inputs, or args and kwargs", fix="leave inputs out")
+        return path, arguments_of(inputs)
+    if args is None and kwargs is None:
+        return path, None
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise OptionError(
+            f"args is a {type(args).__name__}, expected a tuple of arguments", fix="write (x,) for one"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise OptionError(
+            f"kwargs is a {type(kwargs).__name__}, expected a dict of arguments", fix="write {'mask': mask}"
+        )
+    return path, (tuple(cast("Sequence[Any]", args or ())), dict(cast("Mapping[str, Any]", kwargs or {})))
+
+
+def _artifact(model: Any, path: Path, call: Arguments | None, given: Mapping[str, Any]) -> Exported:
+    from lampwork.exports.lamp import Wanted, calls_of, export_artifact
+
+    calls = calls_of(model, call, given["dynamic_shapes"], given["entries"])
+    wanted = Wanted(given["targets"], given["metadata"], given["require"])
+    inputs, outputs, notes = export_artifact(path, model, calls, wanted)
+    return Exported(path, "lamp", tuple(calls), inputs, outputs, (path,), notes)
 
 
 def write(
@@ -129,6 +243,9 @@ class Place:
     entry: Entry
     function: Function
 
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by position and by name."""
 
 PROGRAMS = ("pt2", "onnx")
 """Formats of one region that can be run."""
@@ -197,7 +314,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         raise ExportError(f"{str(path)!r} cannot be written: {cause}", fix=HINT) from error
 
 
-def _compiled(model: Any, inputs: Any, *, kernels: bool) -> tuple[list[Place], Times]:
+def _compiled(model: Any, inputs: Arguments | None, *, kernels: bool) -> tuple[list[Place], Times]:
     """The regions to choose from, in the order of `explain`, and the times of the call."""
     if isinstance(model, (Compiled, CompiledModule)):
         function = function_of(model)
@@ -226,8 +343,8 @@ def _compiled(model: Any, inputs: Any, *, kernels: bool) -> tuple[list[Place], T
     return places(function), times
 
 
-def _call(function: Function, inputs: Any) -> Times:
-    args, kwargs = arguments_of(inputs)
+def _call(function: Function, inputs: Arguments) -> Times:
+    args, kwargs = inputs
     with Watch() as watch:
         function.compiled(*args, **kwargs)
     return watch.times()

@@ -45,8 +45,10 @@ class Piece:
         keywords: the inputs that are passed by keyword.
         writes: (placeholder, output): what is written to inputs and weights after it ran; these outputs come last.
         tree: what a call returns: the outputs that a caller gets, in containers.
+        whole: the same with the objects that the program makes, where `tree` has their tensors by name.
         sizes: for each symbol that is the size of an input, (input, dimension).
         hints: for each symbol, the number in the call that was captured.
+        sources: where each input comes from; () of a module in a region.
         kinds: the classes of modules, by path.
         trained: it was captured with gradients.
         notes: what a user has to know of it.
@@ -62,8 +64,10 @@ class Piece:
     writes: tuple[tuple[int, int], ...] = ()
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     hints: Mapping[str, int] = field(default_factory=dict[str, int])
+    sources: tuple[Source, ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])
     tree: Any = ()
+    whole: Any = None
     trained: bool = False
     notes: tuple[str, ...] = ()
 
@@ -135,19 +139,35 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
     Raises:
         ExportError: the region does no tensor work, or has no such module.
     """
-    region, graph = entry.region, entry.stages.aten
+    graph = entry.stages.aten
     if graph is None or not any(node.op == "call_function" for node in graph.nodes):
         raise ExportError(
             f"{entry.name} computes no tensors, so there is nothing to export",
             fix="export another region, or a function that computes something",
         )
+    region = entry.region
+    return piece_of_graph(entry.name, region, graph, original, passed_on(region), module)
+
+
+def piece_of_graph(
+    name: str,
+    region: Region,
+    graph: fx.Graph,
+    original: Callable[..., Any],
+    passed: Mapping[Source, TensorSpec],
+    module: str = "",
+) -> Piece:
+    """The piece of a region's graph. `passed`: tensors of a call that the graph has no placeholders for yet.
+
+    Raises:
+        ExportError: the region has no such module, or what no piece can have.
+    """
     if region.dtensors or region.islands:
         raise ExportError(
-            f"{entry.name} computes with DTensors, which only the processes of their mesh have",
+            f"{name} computes with DTensors, which only the processes of their mesh have",
             fix="export the model before it is distributed",
         )
     copy = copy_graph(graph)
-    passed = passed_on(region)
     sources = (*region.inputs, *passed)
     shift = len(passed)
     _declare(copy, passed, len(region.inputs))
@@ -177,7 +197,7 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
     sizes, hints = _symbols(copy, region, len(sources))
     tree, notes = _tree(found, outputs, len(written), hints)
     whole = Piece(
-        entry.name,
+        name,
         copy,
         names,
         unique(weights.names),
@@ -189,10 +209,12 @@ def piece_of(entry: Entry, original: Callable[..., Any], module: str = "") -> Pi
         tuple((place, len(found.nodes) + number) for number, (place, _) in enumerate(writes)),
         sizes,
         hints,
+        tuple(sources[number] for number in order),
         kinds_of(copy, original),
         tree,
+        found.tree,
         region.state.grad_enabled,
-        (*_notes(entry, original), *notes),
+        (*_notes(region, original), *notes),
     )
     whole = _cut(whole, region, module) if module else whole
     return replace(whole, notes=(*whole.notes, *_closed(whole, region, original)))
@@ -315,8 +337,7 @@ def _in_order(region: Region, sources: Sequence[Source], graph: fx.Graph) -> lis
     return order
 
 
-def _notes(entry: Entry, original: Callable[..., Any]) -> tuple[str, ...]:
-    region = entry.region
+def _notes(region: Region, original: Callable[..., Any]) -> tuple[str, ...]:
     found = [f"it ends in a graph break: {record.cause}, line {record.line}" for record in region.breaks]
     if region.state.grad_enabled and any(tensor.requires_grad for tensor in region.bound):
         found.append(

@@ -45,11 +45,21 @@ class Number:
     index: Index
 
 
+@record
+class Made:
+    """An object of a class of the program's own. `form`: "namedtuple", "dict" or "object". `fields`: its parts by
+    name."""
+
+    name: str
+    form: str
+    fields: tuple[tuple[Any, Any], ...]
+
+
 @record(eq=False)
 class Results:
-    """`tree`: of `Leaf`s, `Number`s and plain objects in tuples, lists and dicts. `made`: the result is an object that
-    only Python can make, which no tree is. `nodes`: its tensors in order, then `stored` of them that the region stores
-    elsewhere."""
+    """`tree`: of `Leaf`s, `Number`s and plain objects in tuples, lists, dicts and `Made`s. `made`: the result is an
+    object that only Python can make, or has one in it. `nodes`: its tensors in order, then `stored` of them that the
+    region stores elsewhere."""
 
     tree: Any
     made: bool
@@ -69,6 +79,8 @@ def leaves_of(tree: Any) -> Iterator[Leaf]:
 
 def numbers_of(tree: Any, hints: Mapping[str, int]) -> Iterator[Any]:
     """The items of a result that are no tensors."""
+    if isinstance(tree, Made):
+        tree = [item for _, item in tree.fields]
     if isinstance(tree, dict):
         tree = list(cast("dict[Any, Any]", tree).values())
     if isinstance(tree, (tuple, list)):
@@ -267,15 +279,20 @@ class _Reading:
                 f"{_place(path)} of {self.region.name} is what {_named(function)}() gives, which no file can have",
                 fix="return the tensors that it is made of, or export a module in it with `module=`",
             )
-        parts: list[Any] = []
+        parts: dict[Any, Any] = {}
         fields = getattr(kind, "_fields", None) or getattr(kind, "__match_args__", ())
+
+        def name_of(place: int) -> str:
+            return str(fields[place]) if place < len(fields) else f"item_{place}"
+
         for argument in step.args[1:]:
             if steps[argument].kind == "tuple" and issubclass(kind, tuple):
                 for place, each in enumerate(steps[argument].args):
-                    parts.append(self.item(each, (*path, fields[place] if place < len(fields) else place)))
+                    key = fields[place] if place < len(fields) else place
+                    parts[name_of(place)] = self.item(each, (*path, key))
                 self.read.add(argument)
             elif not (steps[argument].kind == "const" and steps[argument].payload is kind):
-                parts.append(self.item(argument, path))
+                parts[name_of(len(parts))] = self.item(argument, path)
         self.entered.add(number)
         found = dict(
             pair
@@ -284,9 +301,12 @@ class _Reading:
             for pair in self._put(later.args)
         )
         for key, item in found.items():
-            parts.append(self.item(item, path if key is None else (*path, key)))
+            name = f"item_{len(parts)}" if key is None else key
+            parts[name] = self.item(item, path if key is None else (*path, key))
         self.entered.remove(number)
-        return parts
+        is_dict = issubclass(kind, dict) and not hasattr(kind, "__dataclass_fields__")
+        form = "namedtuple" if hasattr(kind, "_fields") else "dict" if is_dict else "object"
+        return Made(kind.__name__, form, tuple(parts.items()))
 
     def _put(self, args: Sequence[int]) -> Iterator[tuple[Any, int]]:
         """What a call puts into an object, by key: an attribute of a dict may be an item of it too."""

@@ -70,7 +70,8 @@ def attention(
     in_products = query.dtype in ctx.products and query.dtype not in HALVES
     few = in_products and scores <= MOST_SCORES
     selects = in_products and attn_mask is not None and attn_mask.dtype == "bool"
-    if not few and not selects and _fused_applies(query, key, value, attn_mask, enable_gqa):
+    ours = few or selects or (in_products and ctx.standalone)
+    if not ours and _fused_applies(query, key, value, attn_mask, enable_gqa):
         mask = None if attn_mask is None else _numbers(ctx, attn_mask, query)
         key, value = _for_each_head(key, query), _for_each_head(value, query)
         return _fused(ctx, query, key, value, mask, is_causal, scale)

@@ -333,6 +333,8 @@ def _flat_weight(ctx: Context, weight: Array) -> Array:
             return flat
     if weight.buffer.name not in ctx.fixed:
         return reshape(moved, shape)
+    if ctx.standalone:
+        return ctx.materialise(reshape(moved, shape), "flat")
     return ctx.call_once(
         "aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, weight.dtype, "flat"
     )

@@ -106,7 +106,7 @@ def _by_taps(ctx: Context, weight: Array) -> Array:
     """The weight as (k, out channels), once."""
     moved = permute(ctx.strided(weight), (*range(2, weight.rank), 1, 0))
     shape = (prod(weight.shape[1:]), weight.shape[0])
-    if weight.buffer.name not in ctx.fixed:
+    if ctx.standalone or weight.buffer.name not in ctx.fixed:
         return ctx.materialise(reshape(moved, shape), "taps")
     return ctx.call_once(
         "aten::_reshape_copy.default", (as_view(moved), list(shape)), shape, weight.dtype, "taps"

@@ -80,6 +80,7 @@ def lower_graph(
     *,
     templates: bool = True,
     atomics: frozenset[DType] = frozenset(),
+    standalone: bool = False,
 ) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
 
@@ -91,6 +92,7 @@ def lower_graph(
     mutations: (placeholder number, output number): that output is the placeholder's new content.
     templates: whether there are any, for definitions that are no loops.
     atomics: the dtypes of which kernels combine values with memory in any order.
+    standalone: whatever can be is a loop or a template, also where a call of ATen would be faster.
 
     Definitions are for one device (`kernel_device`); what reads or makes tensors on another one is a call of ATen.
 
@@ -99,7 +101,7 @@ def lower_graph(
     device = kernel_device(graph)
     if variants and not templates:
         products = VARIED_PRODUCTS
-    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates, atomics)
+    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates, atomics, standalone)
     rules = rules_for(device, templates=templates, updates=bool(atomics))
     writes, written = find_writes(graph, mutations)
     on_pairs = pairs.find(graph) if device == CPU else frozenset[fx.Node]()
@@ -216,7 +218,7 @@ def _lower_node(
             # The constant part runs once per set of weights: ATen's ready kernels beat ours, which would have to be
             # compiled first. Views stay views, and cost nothing.
             here = is_on(val, ctx.device)
-            viewed = not here or node.meta.get("constant")
+            viewed = not here or (node.meta.get("constant") and not ctx.standalone)
             rule = (views.rules.rules if viewed else rules).get(target.name())
             if rule is None and ctx.variant and not viewed:
                 rule = VARIED.get(target.name())

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from lampwork.lower.arrays import Array, as_view
+from lampwork.lower import exprs as e
+from lampwork.lower.arrays import Array, as_view, read
 from lampwork.lower.context import Context, Narrow
 from lampwork.lower.registry import Lowering
 
@@ -81,9 +82,13 @@ def _scaled(ctx: Context, matrix: Array, scale: Array) -> Narrow | None:
     if found.scale is not None:
         # A scale of the quantization, and one of a batch norm.
         shape = (matrix.shape[0], *ones)
-        scale = ctx.call_once(
-            "aten::mul.Tensor", (as_view(found.scale), as_view(scale)), shape, "f32", "scale"
-        )
+        if ctx.standalone:
+            value = e.mul(read(found.scale, shape), read(scale, shape))
+            scale = ctx.map(shape, value, hint="scale", reads=[found.scale, scale])
+        else:
+            scale = ctx.call_once(
+                "aten::mul.Tensor", (as_view(found.scale), as_view(scale)), shape, "f32", "scale"
+            )
     return Narrow(found.source, scale)
 
 

@@ -129,7 +129,8 @@ def transposed_product(
     where = [
         place * dim.stride + phase.number for place, dim, phase in zip(places, dims, phases, strict=True)
     ]
-    by_phases = _by_phases if weight.buffer.name in ctx.fixed else _by_phases_now
+    is_called = weight.buffer.name in ctx.fixed and not ctx.standalone
+    by_phases = _by_phases if is_called else _by_phases_now
     right = at(
         by_phases(ctx, weight, dims, groups),
         [*(dim.stride - 1 - phase.tap for dim, phase in zip(dims, phases, strict=True)), group, _N, _K],
@@ -198,7 +199,8 @@ def _by_phases(ctx: Context, weight: Array, dims: Sequence[PhaseDim], groups: in
 
 
 def _by_phases_now(ctx: Context, weight: Array, dims: Sequence[PhaseDim], groups: int) -> Array:
-    """`_by_phases` of a weight that is computed in the graph: without a stride only another way to see it."""
+    """`_by_phases` as a loop, as for a weight that is computed in the graph: without a stride only another way to see
+    it."""
     rank = len(dims)
     inputs, outputs = weight.shape[0] // groups, weight.shape[1]
     phases, (group, column, depth) = AXES[:rank], AXES[rank : rank + 3]
@@ -219,4 +221,4 @@ def _by_phases_now(ctx: Context, weight: Array, dims: Sequence[PhaseDim], groups
         return Array(found.buffer, shape, found.index, None)
     *outer, n, k = shape
     strides = contiguous_strides((*outer, k, n))
-    return ctx.map(shape, found, (*strides[:-2], 1, n), "phases")
+    return ctx.map(shape, found, (*strides[:-2], 1, n), "phases", reads=[weight])

@@ -18,7 +18,7 @@ from lampwork import config, logs
 from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
 from lampwork.backends.native.kernel_texts import KernelTexts
-from lampwork.backends.native.memory_plan import Devices, Result, plan
+from lampwork.backends.native.memory_plan import Devices, Layout, Result, plan
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
 from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduct
 from lampwork.backends.native.passes.channels_last_convolution import ChannelsLastConvolution
@@ -75,6 +75,7 @@ class Artifacts:
     generated: Generated | None = None
     names: Mapping[str, int] = field(default_factory=dict[str, int])
     """Buffers -> the values of the program."""
+    layout: Layout | None = None
     program: Program | None = None
     """Of a graph with symbols, the one for their hints."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -137,23 +138,42 @@ class NativeBackend:
             program = _with_winners(graph, target, artifacts, options)
             if program is None:
                 artifacts = Artifacts(tuning=Tuning(verdicts=artifacts.tuning.verdicts))
-        try:
-            if program is None:
-                program = compile_program(graph, options.mutations, target, artifacts, options.waits, title)
-        except BackendError as error:
-            scope, hints = _scope(graph)
-            if scope is None:
-                raise
-            if logs.enabled("loops"):
-                logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
-            scope.fix_all()
-            artifacts = Artifacts(tuning=artifacts.tuning)
-            closed = concrete_graph(graph, hints)
-            program = compile_program(closed, options.mutations, target, artifacts, title=title)
+        if program is None:
+            tuning = artifacts.tuning
+            artifacts, program = compile_open(graph, options.mutations, target, tuning, options.waits, title)
         options.observer.built(_inside(graph, artifacts, target))
         if options.observer.looks:
             _show(options.observer, graph, artifacts, target)
         return program
+
+
+def compile_open(
+    graph: fx.Graph,
+    mutations: Sequence[tuple[int, int]],
+    target: Target,
+    tuning: Tuning | None = None,
+    waits: bool = True,
+    title: str = "",
+) -> tuple[Artifacts, Program | SymbolicProgram]:
+    """What `compile_program` gives and leaves. Where a graph with symbols cannot be compiled for all sizes, its symbols
+    are fixed, and it is compiled for their hints.
+
+    Raises:
+        BackendError: as `compile_program`.
+    """
+    artifacts = Artifacts(tuning=tuning)
+    try:
+        program = compile_program(graph, mutations, target, artifacts, waits, title)
+    except BackendError as error:
+        scope, hints = _scope(graph)
+        if scope is None:
+            raise
+        if logs.enabled("loops"):
+            logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
+        scope.fix_all()
+        artifacts = Artifacts(tuning=tuning)
+        program = compile_program(concrete_graph(graph, hints), mutations, target, artifacts, title=title)
+    return artifacts, program
 
 
 def compile_program(
@@ -192,6 +212,7 @@ def compile_program(
         mutations,
         templates=target.templates,
         atomics=target.atomics,
+        standalone=target.standalone,
     )
     devices = Devices(lowered.device, lowered.elsewhere)
     inputs, bound = _placeholders(graph, lowered)
@@ -261,6 +282,7 @@ def compile_program(
     )
     artifacts.names = layout.names
     layout = replace(layout, name=title, labels=facts.labels(layout.work), facts=facts)
+    artifacts.layout = layout
     artifacts.program = layout.place(hints)
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program

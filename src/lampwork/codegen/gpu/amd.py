@@ -214,8 +214,7 @@ class AmdJit(Jit):
     """IR in, relocatable objects or assembly out."""
 
     def machine(self, library: Library) -> Any:
-        library.with_all_targets()
-        return library.machine(self.target.cpu, self.target.features, TRIPLE)
+        return library.card(self.target.cpu, self.target.features, TRIPLE)
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Code:
         raise CodegenError(f"nothing runs kernels of {self.target.name} here: they can only be looked at")

@@ -72,8 +72,7 @@ class PtxJit(Jit):
         self._cubins = None if device is None else Cubins(device)
 
     def machine(self, library: Library) -> Any:
-        library.with_all_targets()
-        return library.machine(self.target.cpu, self.target.features, TRIPLE)
+        return library.card(self.target.cpu, self.target.features, TRIPLE)
 
     def emit(self, ir: str, slot: int, *, verify: bool, assembly: bool = True) -> bytes:
         return for_assembler(super().emit(ir, slot, verify=verify, assembly=True).decode()).encode()

@@ -8,7 +8,7 @@ from lampwork.codegen.llvm.builder import Module
 from lampwork.codegen.llvm.emit_kernel import add_kernel, module_text
 from lampwork.codegen.llvm.jit import Batch, Jit, Pending
 from lampwork.codegen.llvm.structure import structure
-from lampwork.codegen.target import HostFunction, MachineFunction, PendingFunction
+from lampwork.codegen.target import ForeignFunction, HostFunction, MachineFunction, PendingFunction
 from lampwork.locks import new_lock
 from lampwork.loops.ir.nodes import Kernel
 from lampwork.recent import Recent
@@ -78,6 +78,8 @@ def function_of(pending: Pending, name: str, waits: bool) -> HostFunction:
     if not waits:
         return PendingFunction(name, pending)
     code = pending.result()
+    if not code.addresses:
+        return ForeignFunction(name, code)
     return MachineFunction(code.addresses[name], code, name)
 
 

@@ -107,8 +107,9 @@ class KernelWriter:
             self.module.declare("free", "declare void @free(ptr)")
             self.b.line(f"call void @free(ptr {heap})")
         if self.emitter.streamed:
-            self.module.declare("sfence", "declare void @llvm.x86.sse.sfence()")
-            self.b.line(self.target.stream_fence)
+            fence = self.target.stream_fence
+            self.module.declare(fence, f"declare void @{fence}()")
+            self.b.line(f"call void @{fence}()")
         status = self.b.emit("load i64, ptr %error", "i64", 1, pure=False)
         self.b.line(f"ret i64 {status.text}")
         self.module.functions.append(f"{SIGNATURE.format(name=name)} {{\n{self.b.body()}\n}}\n")

@@ -55,7 +55,8 @@ class Jit:
 
     def machine(self, library: Library) -> Any:
         """A new target machine."""
-        return library.machine(self.target.cpu, self.target.features)
+        target = self.target
+        return library.machine(target.cpu, target.features, target.triple)
 
     def forget_machines(self) -> None:
         """Target machines hold 1 MB and more each, and are made in 0.4 ms."""
@@ -64,11 +65,14 @@ class Jit:
                 self._machines.pop(slot, None)
 
     def load(self, object_code: bytes, names: Sequence[str]) -> Code:
-        """Link object code into this process. Undefined symbols are looked up in the process (the C library).
+        """Link object code into this process. Undefined symbols are looked up in the process (the C library). That of a
+        target with a triple is kept as it is.
 
         Raises:
             CodegenError: a symbol is missing, or the object code is not of this machine.
         """
+        if self.target.triple:
+            return Code({}, object_code, None)
         return link(object_code, names)
 
     def assembly(self, ir: str) -> str:

@@ -95,15 +95,18 @@ class Library:
 
     def machine(self, cpu: str, features: str, triple: str = "") -> Any:
         """A target machine, which one thread may use at a time. The cpu "native" is the one this runs on, with all it
-        has. `triple`: of another machine than this."""
-        if triple:
-            return self.llvm.Target.from_triple(triple).create_target_machine(
-                cpu=cpu, features=features, opt=3
-            )
+        has. `triple`: of the machine; "" for this one."""
         if cpu == "native":
             cpu, features = self.llvm.get_host_cpu_name(), self.llvm.get_host_cpu_features().flatten()
-        host = self.llvm.Target.from_default_triple()
-        return host.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+        if triple:
+            self.with_all_targets()
+        found = self.llvm.Target.from_triple(triple or self.llvm.get_default_triple())
+        return found.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+
+    def card(self, cpu: str, features: str, triple: str) -> Any:
+        """A target machine of a card."""
+        self.with_all_targets()
+        return self.llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
 
     def emit(self, machine: Any, ir: str, *, verify: bool, assembly: bool = False) -> bytes:
         """The object code of a module, or its assembly text.

@@ -60,9 +60,9 @@ class PrepackConvolution:
     target: Callable[[Config], Target]
 
     def run(self, graph: fx.Graph, ctx: PassContext) -> None:
-        if not torch.backends.mkldnn.is_available():
-            return
         target = self.target(ctx.config)
+        if target.standalone or not torch.backends.mkldnn.is_available():
+            return
         packed: list[fx.Node] = []
         restrided: list[fx.Node] = []
         for conv in eligible(graph, ctx, self.name, lambda conv: _eligible(conv, target)):

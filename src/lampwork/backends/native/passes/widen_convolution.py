@@ -54,7 +54,7 @@ def _eligible(conv: Convolution, target: Target) -> Verdict:
     x, w = spec(conv.x), spec(conv.weight)
     if x.dtype not in (torch.bfloat16, torch.float16):
         return No(f"the input is {x.dtype}")
-    if has_onednn(conv):
+    if has_onednn(conv) and not target.standalone:
         return No("oneDNN has code for it")
     if isinstance(has_template(conv, target), Yes):
         return No("it has a template")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from lampwork.loops.ir.nodes import DType
 
 IsaName = Literal["amx", "avx512", "avx2", "sse4"]
 
+TRIPLE = "x86_64-unknown-linux-gnu"
 _PRODUCTS: frozenset[DType] = frozenset(("f32", "f64", "bf16", "f16", "i8"))
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2")
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -29,7 +31,7 @@ _BF16 = ("avx512_bf16", "amx_tile")
 # is faster, the call of ATen costs more.
 _BF16_WORK = 1 << 25
 _AMX_FP16 = "amx_fp16"
-_SFENCE = "call void @llvm.x86.sse.sfence()"
+_SFENCE = "llvm.x86.sse.sfence"
 _WIDTHS: tuple[IsaName, ...] = ("sse4", "avx2", "avx512", "amx")
 
 
@@ -116,6 +118,16 @@ def describe(name: IsaName, *, host: bool = False) -> Target:
     )
 
 
+def any_cpu(name: str, isa: IsaName, extra: Sequence[str]) -> Target:
+    """The target for any CPU that has `isa`, and the instructions `extra`: "avx512_vnni", "avx512_bf16". Its code is
+    not loaded here."""
+    found = replace(describe(isa), name=name, triple=TRIPLE)
+    if isa == "avx512":
+        features = ",".join(f"+{flag.replace('_', '')}" for flag in extra)
+        found = replace(_with_dots(found, extra), features=features)
+    return found if set(_BF16).isdisjoint(extra) else replace(found, bf16_work=_BF16_WORK)
+
+
 def host_isa(asked: str | None = None) -> Target:
     """The widest instruction set of this CPU, or the narrower one that is asked for.
 
@@ -150,10 +162,15 @@ def _here(name: IsaName, best: IsaName, flags: frozenset[str]) -> Target:
         # ATen's products of float16 are those of oneDNN, which has code for this unit where this has none.
         found = replace(found, products=found.products - {"f16"})
     if name == "avx512":
-        dots = [dot for flag, dot in _AVX512_DOTS.items() if flag in flags]
-        theirs = {dot.dtype for dot in dots}
-        found = replace(found, dots=(*dots, *(dot for dot in found.dots if dot.dtype not in theirs)))
+        found = _with_dots(found, flags)
     return found if flags.isdisjoint(_BF16) else replace(found, bf16_work=_BF16_WORK)
+
+
+def _with_dots(target: Target, flags: Collection[str]) -> Target:
+    """With the dot products that a CPU of these flags has beside AVX-512."""
+    dots = [dot for flag, dot in _AVX512_DOTS.items() if flag in flags]
+    theirs = {dot.dtype for dot in dots}
+    return replace(target, dots=(*dots, *(dot for dot in target.dots if dot.dtype not in theirs)))
 
 
 def _emulated_gpu() -> Target:

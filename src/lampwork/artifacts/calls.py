@@ -1,0 +1,259 @@
+"""A call of an entry: what is passed is checked, put in order, and laid out as the program expects it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lampwork import pristine
+from lampwork.artifacts.manifest import Entry, Symbol, Tensed, short
+from lampwork.artifacts.programs import Runner
+from lampwork.artifacts.trees import Reading, rebuilt
+from lampwork.errors import ArtifactCallError
+from lampwork.loops.ir.symbols import evaluate
+from lampwork.records import record
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+@record
+class _Input:
+    """What is known of an input: `shape` and `strides` where they are the same in all calls; `fixed`: the dimensions
+    that are, with their sizes."""
+
+    tensed: Tensed
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    fixed: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(tensed: Tensed) -> _Input:
+        shape, strides = (
+            tuple(each.constant for each in found) if all(each.is_const for each in found) else None
+            for found in (tensed.shape, tensed.strides)
+        )
+        fixed = tuple((dim, size.constant) for dim, size in enumerate(tensed.shape) if size.is_const)
+        return _Input(tensed, shape, strides, fixed)
+
+
+@dataclass(slots=True, eq=False)
+class LoadedEntry:
+    """Something of an artifact that can be called, as the exported function was.
+
+    `spec`: what the file says of it: inputs, ranges, results.
+    """
+
+    name: str
+    spec: Entry
+    _run: Runner
+    _others: tuple[LoadedEntry, ...] = ()
+    _inputs: tuple[_Input, ...] = field(init=False)
+    _written: frozenset[int] = field(init=False)
+    _ones: frozenset[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._inputs = tuple(map(_Input.of, self.spec.inputs))
+        self._written = frozenset(place for place, _ in self.spec.writes if place < len(self.spec.inputs))
+        self._ones = frozenset(
+            (number, dim)
+            for other in self._others
+            for number, known in enumerate(other._inputs)
+            for dim, size in known.fixed
+            if size == 1
+        )
+
+    def __repr__(self) -> str:
+        return f"<entry {self.name}({', '.join(each.name for each in self.spec.inputs)})>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the exported function gives for these arguments. Tensors that are returned require no grad.
+
+        Raises:
+            ArtifactCallError: it was not exported for such arguments.
+        """
+        tensors = self._read(args, kwargs)
+        if self._others and not self._fits(tensors):
+            for other in self._others:
+                if other._fits(tensors):
+                    return other._called(tensors)
+        return self._called(tensors)
+
+    def _called(self, tensors: list[Any]) -> Any:
+        values = self._values(tensors)
+        given = [self._laid_out(n, tensor, values) for n, tensor in enumerate(tensors)]
+        if self._written:
+            self._check_apart(tensors)
+        if pristine.is_autocast_enabled("cpu"):
+            with pristine.autocast("cpu", enabled=False), pristine.no_grad():
+                outputs = self._run(given, values)
+        else:
+            with pristine.no_grad():
+                outputs = self._run(given, values)
+        for number in self._written:
+            if given[number] is not tensors[number]:
+                with pristine.no_grad():
+                    tensors[number].copy_(given[number])
+        return rebuilt(self.spec.result, outputs, lambda index: evaluate(index, values))
+
+    # --- arguments ----------------------------------------------------------------------------------------------------
+
+    def _wrong(self, where: str, expected: str, came: str, fix: str = "") -> ArtifactCallError:
+        return ArtifactCallError(
+            f"{self.name}: {where}: expected {expected}, came {came}",
+            fix=fix or "call it as it was exported, or export it for such calls too",
+        )
+
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        spec = self.spec
+        names = spec.names[: len(spec.args)]
+        if len(args) > len(spec.args):
+            raise self._wrong("the call", f"{len(spec.args)} positional arguments", str(len(args)))
+        for name in kwargs:
+            at = names.index(name) if name in names else -1
+            if name not in spec.kwargs and at < 0:
+                known = ", ".join((*names, *spec.kwargs))
+                raise self._wrong("the call", f"arguments {known or 'of no name'}", f"{name}=")
+            if 0 <= at < len(args):
+                raise self._wrong(name, "one value", "two, by position and by name")
+        reading = Reading([None] * len(spec.inputs), [""] * len(spec.inputs), self._wrong)
+        for number, tree in enumerate(spec.args):
+            where = names[number] if number < len(names) else f"argument {number}"
+            if number < len(args):
+                reading.read(tree, args[number], where)
+            elif where in kwargs:
+                reading.read(tree, kwargs[where], where)
+            else:
+                raise self._wrong("the call", where, "none")
+        for name, tree in spec.kwargs.items():
+            if name not in kwargs:
+                raise self._wrong("the call", f"{name}=", "none")
+            reading.read(tree, kwargs[name], name)
+        return reading.tensors
+
+    def _fits(self, tensors: Sequence[Any]) -> bool:
+        """Whether the sizes are such as the program is for."""
+        for known, tensor in zip(self._inputs, tensors, strict=True):
+            if not isinstance(tensor, Tensor) or tensor.dim() != len(known.tensed.shape):
+                return False
+            shape = tensor.shape
+            for dim, size in known.fixed:
+                if shape[dim] != size:
+                    return False
+        for symbol in self.spec.symbols:
+            if symbol.kind == "size":
+                size = tensors[symbol.input].shape[symbol.dim]
+                if size < symbol.min or (symbol.max is not None and size > symbol.max):
+                    return False
+        return True
+
+    def _values(self, tensors: Sequence[Tensor]) -> dict[str, int]:
+        """The numbers of the symbols; what the inputs are is checked."""
+        for known, tensor in zip(self._inputs, tensors, strict=True):
+            expected = known.tensed
+            if type(tensor) not in _PLAIN:
+                raise self._wrong(expected.name, "a plain tensor", f"a {type(tensor).__name__}")
+            if tensor.dtype != expected.dtype:
+                raise self._wrong(
+                    expected.name,
+                    short(expected.dtype),
+                    short(tensor.dtype),
+                    f"pass {expected.name}.to(torch.{short(expected.dtype)})",
+                )
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+                raise self._wrong(
+                    expected.name, "a dense tensor on the CPU", f"one on {tensor.device} ({tensor.layout})"
+                )
+            if tensor.dim() != len(expected.shape):
+                raise self._wrong(
+                    expected.name,
+                    f"{len(expected.shape)} dimensions {self._sizes(expected)}",
+                    str(tuple(tensor.shape)),
+                )
+            if known.shape is not None and tensor.shape != known.shape:
+                raise self._wrong(
+                    expected.name,
+                    f"shape {known.shape}",
+                    str(tuple(tensor.shape)),
+                    "pass that shape, or export it with dynamic_shapes=",
+                )
+        spec = self.spec
+        if not spec.symbols:
+            return {}
+        values: dict[str, int] = {}
+        for symbol in spec.symbols:
+            tensor = tensors[symbol.input]
+            value = tensor.shape[symbol.dim] if symbol.kind == "size" else tensor.stride(symbol.dim)
+            if value < symbol.min or (symbol.max is not None and value > symbol.max):
+                raise self._wrong(
+                    f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}",
+                    range_text(symbol, serves_one=(symbol.input, symbol.dim) in self._ones),
+                    str(value),
+                    "split or pad the input, or export it with a Dim of other bounds",
+                )
+            values[symbol.name] = value
+        for known, tensor in zip(self._inputs, tensors, strict=True):
+            if known.shape is None:
+                shape = tuple([evaluate(size, values) for size in known.tensed.shape])
+                if tensor.shape != shape:
+                    raise self._wrong(
+                        known.tensed.name,
+                        f"shape {shape} {self._sizes(known.tensed)}",
+                        str(tuple(tensor.shape)),
+                    )
+        for condition in spec.conditions:
+            if not condition.holds(values):
+                numbers = ", ".join(f"{name} = {values[name]}" for name in sorted(condition.index.symbols()))
+                raise self._wrong("the sizes", f"{condition} ({self._symbols()})", numbers)
+        return values
+
+    def _sizes(self, expected: Tensed) -> str:
+        return f"({', '.join(map(str, expected.shape))})"
+
+    def _symbols(self) -> str:
+        found = (
+            f"{each.name} is dimension {each.dim} of {self.spec.inputs[each.input].name}"
+            for each in self.spec.symbols
+        )
+        return ", ".join(found)
+
+    def _laid_out(self, number: int, tensor: Tensor, values: Mapping[str, int]) -> Tensor:
+        """The tensor, or a copy of it that lies in memory as the program expects."""
+        known = self._inputs[number]
+        strides = known.strides
+        if strides is None:
+            strides = tuple([evaluate(stride, values) for stride in known.tensed.strides])
+        if tensor.stride() == strides and not (tensor.is_conj() or tensor.is_neg()):
+            return tensor
+        plain = not (tensor.is_conj() or tensor.is_neg())
+        if plain and all(
+            size <= 1 or have == want
+            for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True)
+        ):
+            return tensor.detach().as_strided(tensor.shape, strides)
+        copy = pristine.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        with pristine.no_grad():
+            return copy.copy_(tensor)
+
+    def _check_apart(self, tensors: Sequence[Tensor]) -> None:
+        """No other input lies in the memory of one that is written to."""
+        for number in self._written:
+            memory = tensors[number].untyped_storage().data_ptr()
+            for other, tensor in enumerate(tensors):
+                if other != number and tensor.untyped_storage().data_ptr() == memory:
+                    raise self._wrong(
+                        self.spec.inputs[number].name,
+                        "memory of its own, as it is written to",
+                        f"the memory of {self.spec.inputs[other].name}",
+                        "pass a clone",
+                    )
+
+
+def range_text(symbol: Symbol, *, serves_one: bool) -> str:
+    """The sizes that a symbol stands for. `serves_one`: another entry is for 1."""
+    low = f"{1 if serves_one and symbol.min == 2 else symbol.min}"
+    low = f"1, or {symbol.min}" if serves_one and symbol.min > 2 else low
+    return f"{low} or more" if symbol.max is None else f"{low} to {symbol.max}"

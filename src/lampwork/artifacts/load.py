@@ -1,0 +1,210 @@
+"""`lampwork.load(path)`: a `.lamp` file as a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from lampwork import logs, pristine
+from lampwork.artifacts.calls import LoadedEntry
+from lampwork.artifacts.container import Container, open_container
+from lampwork.artifacts.manifest import Manifest, Weight, extent, is_entry_name, read_manifest, short
+from lampwork.artifacts.model import LoadedModel
+from lampwork.artifacts.programs import Runner, compiled, linked
+from lampwork.artifacts.trust import trusted
+from lampwork.checks import nearest
+from lampwork.codegen.llvm.targets import TargetFacts, pick
+from lampwork.errors import ArtifactError, ArtifactTargetError, ArtifactWeightsError, OptionError
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    trust: bool = False,
+    weights: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
+    entry: str | None = None,
+    threads: int | None = None,
+) -> LoadedModel:
+    """A model that `export` wrote to a `.lamp` file, without its source.
+
+    Args:
+        trust: run the machine code in the file. Who made it can have it do anything, so say so only of files whose
+            origin you know. Else the programs are compiled here, from the graphs in the file, which takes as long as
+            the first call of a compiled model.
+        weights: others than the file's: the path of a safetensors file, or tensors by name.
+        entry: the one that a call of the model is; the first, if it is left out.
+        threads: how many threads PyTorch uses, in all of this process.
+
+    Raises:
+        ArtifactError: the file cannot be read, is damaged, of a later version, or has no code for this machine; or the
+            weights are not those that it was exported with.
+        OptionError: an argument is wrong.
+    """
+    container = open_container(path)
+    manifest = read_manifest(container)
+    main = _entry(manifest, entry)
+    tensors = _tensors(container, manifest, weights)
+    if threads is not None:
+        if type(cast(object, threads)) is not int or threads < 1:
+            raise OptionError(f"threads is {threads!r}, expected a number of 1 or more", fix="threads=1")
+        pristine.set_num_threads(threads)
+    if trusted(container, manifest, trust):
+        code, reason = _pick(container, manifest)
+        sources = linked(container, manifest, code)
+    else:
+        reason = "compiled here, as the code of the file is not trusted"
+        logs.emit(
+            "artifacts", f"{container.path}: its programs are {reason}: lampwork.load(path, trust=True)"
+        )
+        sources = compiled(container, manifest)
+    model = LoadedModel(manifest, tensors, container.path, reason)
+    entries: dict[str, LoadedEntry] = {}
+    for name, spec in reversed(tuple(manifest.entries.items())):
+        bound = [tensors[manifest.weights[number].name] for number in spec.weights]
+        others = tuple(entries[other] for other in spec.otherwise)
+        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(sources[name], bound), others)
+    model.serve({name: entries[name] for name in _names(manifest)}, main)
+    return model
+
+
+def _entry(manifest: Manifest, given: Any) -> str:
+    names = _names(manifest)
+    if given is None:
+        return names[0]
+    if given not in names:
+        raise OptionError(f"there is no entry {given!r}", fix=nearest(str(given), names, "the entries are"))
+    return given
+
+
+def _names(manifest: Manifest) -> tuple[str, ...]:
+    """The entries that can be called."""
+    return tuple(filter(is_entry_name, manifest.entries))
+
+
+def _pick(container: Container, manifest: Manifest) -> tuple[Any, str]:
+    """The code for this machine, and why.
+
+    Raises:
+        ArtifactTargetError: there is none.
+    """
+    offered = [
+        TargetFacts(each.name, each.machine, cast(Any, each.isa), each.needs) for each in manifest.targets
+    ]
+    choice = pick(offered)
+    if choice.chosen is None:
+        said = "\n".join(f"    {name}: {reason}" for name, reason in choice.reasons.items())
+        raise ArtifactTargetError(
+            f"{container.path} has no code for this machine" + (f":\n{said}" if said else ""),
+            fix=choice.fix
+            or "export it with targets= for this machine, or leave trust out, which compiles it",
+        )
+    name = choice.chosen.name
+    return next(each for each in manifest.targets if each.name == name), f"{name}: {choice.reasons[name]}"
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _tensors(container: Container, manifest: Manifest, given: Any) -> dict[str, Tensor]:
+    """The tensor of each weight, by name. Tied weights are one, as far as they are of one kind."""
+    others = {} if given is None else _others(given, manifest)
+    made: dict[tuple[str, str], Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for weight in manifest.weights:
+        key = (weight.tensor, weight.kind)
+        if key not in made:
+            tensor = others.get(weight.tensor)
+            tensor = container.tensor(weight.tensor) if tensor is None else tensor
+            made[key] = _as_kind(_laid_out(tensor, weight), weight)
+        found[weight.name] = made[key]
+    return found
+
+
+def _as_kind(tensor: Tensor, weight: Weight) -> Tensor:
+    return nn.Parameter(tensor, requires_grad=False) if weight.kind == "parameter" else tensor
+
+
+def _laid_out(tensor: Tensor, weight: Weight) -> Tensor:
+    """The tensor as programs expect it in memory: itself, or a copy."""
+    if tensor.stride() == weight.strides:
+        return tensor
+    memory = pristine.empty(extent(weight.shape, weight.strides), dtype=weight.dtype)
+    made = memory.as_strided(weight.shape, weight.strides)
+    target = made
+    for dim, stride in enumerate(weight.strides):
+        if stride == 0 and weight.shape[dim] > 1:  # what is the same all along the dimension is written once
+            target, tensor = target.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    target.copy_(tensor)
+    return made
+
+
+def _others(given: Any, manifest: Manifest) -> dict[str, Tensor]:
+    """The weights that a user gives instead, by the name of the tensor in the file.
+
+    Raises:
+        ArtifactWeightsError: one is missing, unknown, or of another shape or dtype.
+    """
+    where, tensors = _read(given)
+    known = {weight.name: weight for weight in manifest.weights if weight.kind != "constant"}
+    unknown = [name for name in tensors if name not in known]
+    missing = {
+        weight.tensor: weight.name
+        for weight in known.values()
+        if weight.persistent
+        and not any(other.tensor == weight.tensor and name in tensors for name, other in known.items())
+    }
+    if unknown or missing:
+        parts = [
+            *([f"without {_few(list(missing.values()))}"] if missing else []),
+            *([f"with {_few(unknown)}, which the model does not have"] if unknown else []),
+        ]
+        raise ArtifactWeightsError(
+            f"{where} has other weights than the artifact: {' and '.join(parts)}",
+            fix="pass the state dict of a model of the same class and sizes",
+        )
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        weight = known[name]
+        if not isinstance(cast(object, tensor), Tensor):
+            raise ArtifactWeightsError(
+                f"{where} has a {type(tensor).__name__} for {name}, expected a tensor", fix="pass tensors"
+            )
+        came = (tensor.dtype, tuple(tensor.shape), tensor.device.type)
+        if came != (weight.dtype, weight.shape, "cpu"):
+            raise ArtifactWeightsError(
+                f"{name} in {where} is {short(tensor.dtype)} of shape {list(tensor.shape)} on {tensor.device}, "
+                f"expected {short(weight.dtype)} of shape {list(weight.shape)} on cpu",
+                fix="convert it, or export a model of that kind",
+            )
+        before = found.setdefault(weight.tensor, tensor.detach())
+        if before.data_ptr() != tensor.data_ptr() and not pristine.equal(before, tensor.detach()):
+            raise ArtifactWeightsError(
+                f"{name} in {where} is not {weight.tensor}, and the artifact has them as one",
+                fix="export a model in which they are apart",
+            )
+    return found
+
+
+def _read(given: Any) -> tuple[str, Mapping[str, Tensor]]:
+    if isinstance(given, Mapping):
+        return "weights", cast("Mapping[str, Tensor]", given)
+    if not isinstance(given, (str, os.PathLike)):
+        raise OptionError(
+            f"weights is a {type(given).__name__}, expected the path of a safetensors file or tensors by name",
+            fix="weights=model.state_dict()",
+        )
+    try:
+        container = open_container(cast("str", given))
+    except ArtifactError as error:
+        raise ArtifactWeightsError(
+            f"{given} is no safetensors file of weights: {error.cause}",
+            fix="write one with safetensors.torch.save_file, or pass a state dict",
+        ) from error
+    return container.path, {name: container.tensor(name) for name in container.weights}
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")

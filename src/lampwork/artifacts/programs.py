@@ -1,0 +1,163 @@
+"""The programs of an entry, ready to run: linked from the code of a file, or compiled here from its graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
+
+from lampwork.artifacts.checked import Place, parsed
+from lampwork.artifacts.container import Container, digest
+from lampwork.artifacts.manifest import Code, Manifest
+from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.errors import ArtifactError, ArtifactVersionError, SerialError
+from lampwork.locks import new_lock
+from lampwork.loops.ir.index import Index
+from lampwork.loops.ir.symbols import evaluate
+from lampwork.recent import Recent
+from lampwork.records import record
+from lampwork.runtime import Executable
+from lampwork.runtime.layout import Layout
+from lampwork.runtime.program import Program
+from lampwork.serial import Linked, graph_from_json, layout_from_json
+
+KEPT = 64
+"""For how many sizes an entry keeps its programs."""
+
+
+@record(eq=False)
+class Source:
+    """What makes the program for given sizes. `keys`: the symbols that it depends on, in order; `scalars`: the numbers
+    that it takes with each call."""
+
+    keys: tuple[str, ...]
+    scalars: tuple[Index, ...]
+    make: Callable[[Mapping[str, int]], Program]
+
+    @staticmethod
+    def of_layout(layout: Layout) -> Source:
+        return Source(tuple(sorted(layout.keys)), layout.scalars, layout.place)
+
+    @staticmethod
+    def of_program(program: Program | SymbolicProgram) -> Source:
+        if isinstance(program, Program):
+            return Source((), (), lambda values: program)
+        return Source(tuple(sorted(program.keys)), program.scalars, program.instantiate)
+
+
+@dataclass(slots=True, eq=False)
+class Runner:
+    """Runs the programs of an entry over its weights. Safe to use from many threads."""
+
+    source: Source
+    bound: Sequence[Tensor]
+    _first: Executable | None = None
+    _made: Recent[tuple[int, ...], Executable] = field(
+        default_factory=lambda: Recent[tuple[int, ...], Executable](KEPT)
+    )
+    _lock: threading.RLock = field(default_factory=new_lock)
+
+    def __call__(self, tensors: Sequence[Tensor], values: Mapping[str, int]) -> list[Tensor]:
+        source = self.source
+        if not source.keys:
+            executable = self._first or self._make((), values)
+        else:
+            numbers = tuple([values[key] for key in source.keys])
+            with self._lock:
+                executable = self._made.get(numbers)
+            executable = executable or self._make(numbers, values)
+        if not source.scalars:
+            return executable.run(tensors)
+        return executable.run(tensors, tuple(evaluate(index, values) for index in source.scalars))
+
+    def _make(self, numbers: tuple[int, ...], values: Mapping[str, int]) -> Executable:
+        with self._lock:
+            made = self._made.get(numbers)
+            if made is None:
+                # What is computed from the weights alone is computed once, for all sizes.
+                made = Executable(self.source.make(values), self.bound, share=self._first)
+                self._first = self._first or made
+                self._made.put(numbers, made)
+            return made
+
+
+def checked_section(container: Container, manifest: Manifest, name: str) -> bytes:
+    """
+    Raises:
+        ArtifactError: its bytes are not those that were written.
+    """
+    data = container.section(name)
+    found = digest(data)
+    if found != manifest.sections[name].sha256:
+        raise container.damaged(
+            f"section {name} has the sha256 {found[:16]}..., expected {manifest.sections[name].sha256[:16]}..."
+        )
+    return data
+
+
+def linked(container: Container, manifest: Manifest, code: Code) -> dict[str, Source]:
+    """The programs of all entries for a target, with their code linked into this process.
+
+    Raises:
+        ArtifactError: they are damaged.
+    """
+
+    def refusal(what: str) -> ArtifactError:
+        return container.damaged(f"{code.programs}: {what}")
+
+    text = checked_section(container, manifest, code.programs)
+    place = Place(parsed(text, refusal), "", refusal)
+    modules = tuple(each.text() for each in place["modules"])
+    if modules != code.code:
+        raise place["modules"].wrong(f"those of the manifest, {list(code.code)}")
+    functions = Linked([checked_section(container, manifest, name) for name in modules])
+    found: dict[str, Source] = {}
+    for name, entry in manifest.entries.items():
+        try:
+            layout = layout_from_json(place["entries"][name].object(), functions)
+        except SerialError as error:
+            raise refusal(f"entry {name}: {error.cause}") from error
+        if (layout.n_inputs, layout.n_bound, len(layout.outputs)) != (
+            len(entry.inputs),
+            len(entry.weights),
+            len(entry.outputs),
+        ):
+            raise refusal(f"entry {name} has other inputs, weights or outputs than the manifest says")
+        symbols = {symbol.name for symbol in entry.symbols}
+        needed = layout.keys.union(*(index.symbols() for index in layout.scalars))
+        if not needed <= symbols:
+            raise refusal(
+                f"entry {name} has the symbols {sorted(needed - symbols)}, which its inputs do not give"
+            )
+        found[name] = Source.of_layout(layout)
+    return found
+
+
+def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
+    """The programs of all entries, compiled for this machine from their graphs.
+
+    Raises:
+        ArtifactError: a graph is damaged.
+        ArtifactVersionError: it has operators that are not known here.
+        BackendError: it cannot be compiled.
+    """
+    # Loaded here: a file that is trusted needs no compiler.
+    from lampwork.artifacts.compiling import compile_here
+
+    found: dict[str, Source] = {}
+    for name, entry in manifest.entries.items():
+        text = checked_section(container, manifest, entry.graph)
+        given = parsed(text, container.damaged)
+        try:
+            graph = graph_from_json(given)
+        except SerialError as error:
+            raise ArtifactVersionError(
+                f"{container.path}: the graph of {name} cannot be read here: {error.cause}",
+                fix=f"it was written by Lampwork {manifest.lampwork} with torch {manifest.torch}: install these, or "
+                "export it again",
+            ) from error
+        found[name] = Source.of_program(compile_here(cast(Any, graph), entry.writes, name))
+    return found

@@ -1,0 +1,379 @@
+"""What a call passes and gets, as plain data: containers, with tensors, numbers and constants for leaves.
+
+f(x, [y, z], scale=2.0)     args (Input 0, Sequence list (Input 1, Input 2)), kwargs {"scale": Constant 2.0}
+return {"a": u, "n": len}   Mapping (("a", Output 0), ("n", Number s0))
+"""
+
+from __future__ import annotations
+
+import collections
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, cast
+
+import torch
+
+from lampwork.artifacts.checked import Place
+from lampwork.artifacts.indices import index_from_json, index_to_json
+from lampwork.loops.ir.polynomial import Index
+from lampwork.records import record
+from lampwork.standard import functools, math
+
+DEEPEST = 64
+"""Of containers in one another."""
+
+
+@record
+class Leaf:
+    """A tensor, by its number among the inputs, or among the outputs, of an entry."""
+
+    number: int
+
+
+@record
+class Unused:
+    """An argument that the model was not seen to read: anything may be passed."""
+
+
+@record
+class Number:
+    """An int that the sizes of the inputs give."""
+
+    index: Index
+
+
+@record
+class Constant:
+    """None, a bool, an int, a float, a text, a dtype or a device."""
+
+    value: Any
+
+
+@record
+class Sequenced:
+    """A list or a tuple."""
+
+    kind: str
+    items: tuple[Tree, ...]
+
+
+@record
+class Mapped:
+    """A dict, in order."""
+
+    items: tuple[tuple[Any, Tree], ...]
+
+
+@record
+class Made:
+    """An object of a class. `form`: "namedtuple", "dict" (a class of those), or "object", whose fields are attributes,
+    and items by name too where it is a dict as well."""
+
+    name: str
+    form: str
+    fields: tuple[tuple[str, Tree], ...]
+
+
+Tree = Leaf | Unused | Number | Constant | Sequenced | Mapped | Made
+
+FORMS = ("object", "namedtuple", "dict")
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+"""What may be a constant."""
+
+
+def parts_of(tree: Tree) -> Iterator[Tree]:
+    """What a tree is directly made of."""
+    match tree:
+        case Sequenced():
+            yield from tree.items
+        case Mapped():
+            yield from (item for _, item in tree.items)
+        case Made():
+            yield from (item for _, item in tree.fields)
+        case _:
+            pass
+
+
+def leaves_of(tree: Tree) -> Iterator[Leaf]:
+    """The tensors of a tree, in order."""
+    if isinstance(tree, Leaf):
+        yield tree
+    for part in parts_of(tree):
+        yield from leaves_of(part)
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two constants are the same value of one type: 1 is no True, nan is itself, and -0.0 is not 0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return (one == other and math.copysign(1, one) == math.copysign(1, other)) or (
+            one != one and other != other
+        )
+    return one == other
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+class Result:
+    """What a model returned as an object of a class of its own, without that class: fields are attributes, and those
+    that are not None items, by name or number, in the order of the class."""
+
+    def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
+        vars(self).update(fields)
+        self._name, self._fields = name, tuple(fields)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("_name", "_fields", *self._fields):
+            self._fields = (*self._fields, name)
+        super().__setattr__(name, value)
+
+    def keys(self) -> list[str]:
+        return [name for name in self._fields if vars(self)[name] is not None]
+
+    def values(self) -> list[Any]:
+        return [vars(self)[name] for name in self.keys()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return list(zip(self.keys(), self.values(), strict=True))
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        found = vars(self).get(name) if name in self._fields else None
+        return otherwise if found is None else found
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        return tuple(self.values())
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            if key not in self:
+                raise KeyError(key)
+            return vars(self)[key]
+        return self.to_tuple()[key]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __repr__(self) -> str:
+        return f"{self._name}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+
+@functools.cache
+def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
+    return collections.namedtuple(name, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+
+
+def rebuilt(tree: Tree, tensors: Sequence[Any], number: Callable[[Index], int]) -> Any:
+    """What a tree stands for, with these tensors at its leaves."""
+    match tree:
+        case Leaf():
+            return tensors[tree.number]
+        case Number():
+            return number(tree.index)
+        case Constant():
+            return tree.value
+        case Unused():
+            return None
+        case Sequenced():
+            items = [rebuilt(each, tensors, number) for each in tree.items]
+            return items if tree.kind == "list" else tuple(items)
+        case Mapped():
+            return {key: rebuilt(each, tensors, number) for key, each in tree.items}
+        case Made():
+            fields = {name: rebuilt(each, tensors, number) for name, each in tree.fields}
+            if tree.form == "namedtuple":
+                return _namedtuple(tree.name, tuple(fields))(*fields.values())
+            return fields if tree.form == "dict" else Result(tree.name, fields)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def tree_to_json(tree: Tree, leaf: str) -> Any:
+    """`leaf`: "input" or "output"."""
+    each = functools.partial(tree_to_json, leaf=leaf)
+    match tree:
+        case Leaf():
+            return {leaf: tree.number}
+        case Unused():
+            return {"unused": True}
+        case Number():
+            return {"number": index_to_json(tree.index)}
+        case Constant():
+            return {"const": constant_to_json(tree.value)}
+        case Sequenced():
+            return {tree.kind: [each(item) for item in tree.items]}
+        case Mapped():
+            return {"dict": [[constant_to_json(key), each(item)] for key, item in tree.items]}
+        case Made():
+            fields = [[name, each(item)] for name, item in tree.fields]
+            return {"object": tree.name, "form": tree.form, "fields": fields}
+
+
+def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
+    """`count`: how many tensors there are.
+
+    Raises:
+        ArtifactError: it is no such tree.
+    """
+    if depth > DEEPEST:
+        raise place.wrong(f"at most {DEEPEST} containers in one another")
+    found = place.object()
+    kind = next(iter(found), "")
+    each = functools.partial(tree_from_json, leaf=leaf, count=count, depth=depth + 1)
+    inner = place[kind] if kind else place
+    if kind == leaf:
+        return Leaf(inner.number(below=count))
+    match kind:
+        case "unused":
+            return Unused()
+        case "number":
+            return Number(index_from_json(inner))
+        case "const":
+            return Constant(constant_from_json(Place(found["const"], inner.where, place.refusal)))
+        case "list" | "tuple":
+            return Sequenced(kind, tuple(each(item) for item in inner))
+        case "dict":
+            pairs = [_pair(item) for item in inner]
+            return Mapped(tuple((constant_from_json(key), each(item)) for key, item in pairs))
+        case "object":
+            pairs = [_pair(item) for item in place["fields"]]
+            fields = tuple((_name(key), each(item)) for key, item in pairs)
+            if len({name for name, _ in fields}) < len(fields):
+                raise place.wrong("fields of different names")
+            return Made(_name(inner), place["form"].one_of(*FORMS), fields)
+        case _:
+            raise place.wrong(f"{leaf}, number, const, list, tuple, dict or object")
+
+
+def _pair(place: Place) -> tuple[Place, Place]:
+    items = list(place)
+    if len(items) != 2:
+        raise place.wrong("a key and a value")
+    return items[0], items[1]
+
+
+_SPECIAL = re.compile(r"__.*|_name|_fields")
+
+
+def _name(place: Place) -> str:
+    text = place.text()
+    if not text.isidentifier() or keyword.iskeyword(text) or _SPECIAL.fullmatch(text):
+        raise place.wrong("a name that Python takes")
+    return text
+
+
+def constant_to_json(value: Any) -> Any:
+    """A constant (`PLAIN`)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"f": "nan" if value != value else "inf" if value > 0 else "-inf"}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    return value
+
+
+def constant_from_json(place: Place) -> Any:
+    """
+    Raises:
+        ArtifactError: it is no constant.
+    """
+    if not isinstance(place.value, dict):
+        return place.plain()
+    items = list(cast("dict[str, Any]", place.value))
+    match items:
+        case ["f"]:
+            return float(place["f"].one_of("nan", "inf", "-inf"))
+        case ["dtype"]:
+            return dtype_from_json(place["dtype"])
+        case ["device"]:
+            try:
+                return torch.device(place["device"].text())
+            except RuntimeError as error:
+                raise place.wrong("a device") from error
+        case _:
+            raise place.wrong("a constant")
+
+
+def dtype_from_json(place: Place) -> torch.dtype:
+    found = getattr(torch, place.text(), None)
+    if not isinstance(found, torch.dtype):
+        raise place.wrong("a dtype of torch")
+    return found
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+Mismatch = Callable[[str, str, str], Exception]
+"""Makes the error of where, what was expected, and what came."""
+
+
+@record
+class Reading:
+    """What a call passes, put in order: `tensors` by input number, each with its place in words."""
+
+    tensors: list[Any]
+    places: list[str] = field(default_factory=list[str])
+    wrong: Mismatch = field(default=lambda where, expected, came: ValueError(where))
+
+    def read(self, tree: Tree, value: Any, where: str) -> None:
+        """
+        Raises:
+            ArtifactCallError: the value is not of the tree's form.
+        """
+        match tree:
+            case Leaf():
+                self._tensor(tree.number, value, where)
+            case Constant():
+                if not is_equal(tree.value, value):
+                    raise self.wrong(where, f"{tree.value!r}, as it was exported with", _shown(value))
+            case Sequenced():
+                expected = list if tree.kind == "list" else tuple
+                if not isinstance(value, expected) or len(cast("Sequence[Any]", value)) != len(tree.items):
+                    raise self.wrong(where, f"a {tree.kind} of {len(tree.items)}", _shown(value))
+                for number, (item, each) in enumerate(zip(tree.items, cast("list[Any]", value), strict=True)):
+                    self.read(item, each, f"{where}[{number}]")
+            case Mapped():
+                keys = [key for key, _ in tree.items]
+                given = cast("dict[Any, Any]", value)
+                if not isinstance(value, Mapping) or set(given) != set(keys):
+                    raise self.wrong(where, f"a dict with the keys {keys}", _shown(value))
+                for key, item in tree.items:
+                    self.read(item, given[key], f"{where}[{key!r}]")
+            case Made():
+                for name, item in tree.fields:
+                    try:
+                        found = getattr(value, name)
+                    except AttributeError as error:
+                        raise self.wrong(where, f"an object with {name}", _shown(value)) from error
+                    self.read(item, found, f"{where}.{name}")
+            case Unused() | Number():
+                pass
+
+    def _tensor(self, number: int, value: Any, where: str) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise self.wrong(where, "a tensor", _shown(value))
+        before = self.tensors[number]
+        if before is not None and before is not value:
+            raise self.wrong(where, f"the same tensor as {self.places[number]}", "another one")
+        self.tensors[number], self.places[number] = value, where
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(cast('Sequence[Any]', value))}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {list(cast('Mapping[Any, Any]', value))}"[:120]
+    return repr(value)[:80]

@@ -1,0 +1,84 @@
+"""Compiling ahead of time, for a machine that need not be this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import cast
+
+from torch import fx
+
+from lampwork import config
+from lampwork.backends.native.compile import NativeBackend, compile_open
+from lampwork.backends.native.generate import Generated
+from lampwork.backends.native.memory_plan import AtenStep, Layout
+from lampwork.backends.native.tasks import ExternTask, Task
+from lampwork.backends.protocol import kept_operators, passes_of
+from lampwork.codegen.target import Target
+from lampwork.config import Config
+from lampwork.graph.copying import copy_graph
+from lampwork.plugins.context import PassContext
+from lampwork.records import record
+from lampwork.runtime.program import CallAten
+from lampwork.transforms.pipeline import run_passes
+
+
+@record
+class CompiledFor:
+    """A program for a machine, whose code is not in this process.
+
+    layout: also of a graph without symbols. calls: the ATen operators that are left in it and in what makes its
+    constants, each with why; {}: it is standalone.
+    """
+
+    target: Target
+    layout: Layout
+    calls: Mapping[str, str] = field(hash=False)
+
+
+def compile_for(
+    graph: fx.Graph,
+    target: Target,
+    *,
+    mutations: Sequence[tuple[int, int]] = (),
+    options: Config | None = None,
+    standalone: bool = False,
+    name: str = "",
+) -> CompiledFor:
+    """Compile a graph for a target of `codegen.llvm.targets`, which may be of a machine that this one is not.
+
+    Args:
+        graph: functional ATen as it was recorded, its inputs before its bound placeholders. It is left as it is; what
+            compiling asks of its symbols is among the conditions of its Scope afterwards.
+        mutations: (placeholder number, output number) pairs that the program writes back itself.
+        options: those in force, if left out.
+        standalone: templates and loops take whatever they can, also where ATen is faster.
+        name: of what is compiled, for profilers.
+
+    Raises:
+        BackendError: lowering, scheduling or code generation failed.
+    """
+    options = config.current() if options is None else options
+    target = target.alone() if standalone else target
+    target = target.relaxed() if options.numerics == "fast" else target
+    backend = NativeBackend(lambda _: target)
+    copy = copy_graph(graph)
+    with config.using_config(options):
+        ctx = PassContext.of(options, kept_operators([backend]))
+        ctx.backend_passes = passes_of([backend])
+        run_passes(copy, options, ctx=ctx)
+        artifacts, _ = compile_open(copy, mutations, target, title=name)
+    layout, generated = cast(Layout, artifacts.layout), cast(Generated, artifacts.generated)
+    return CompiledFor(target, layout, _calls(layout, [*generated.tasks, *generated.constant_tasks]))
+
+
+def _calls(layout: Layout, tasks: Sequence[Task]) -> Mapping[str, str]:
+    """The operators that a program and its constants call through ATen, each with why its first call is one."""
+    steps = [*layout.steps, *(layout.constants.instructions if layout.constants is not None else ())]
+    ops = {step.op for step in steps if isinstance(step, CallAten)}
+    ops |= {step.call.op for step in steps if isinstance(step, AtenStep)}
+    found = dict.fromkeys(sorted(ops), "it writes back to an input")
+    for task in reversed(tasks):
+        if isinstance(task, ExternTask) and task.extern.target in found:
+            found[task.extern.target] = task.extern.why or "a rule chose it"
+    return found

@@ -1,0 +1,301 @@
+"""`dynamic_shapes` of an export, as torch.export spells them: which sizes of what a call passes are left open.
+
+{"x": {0: Dim("batch", max=64)}}        by name, then by dimension
+({0: Dim.AUTO}, None)                   by position
+{"xs": [{0: batch}, (batch, 8)]}        as what is passed is nested; a tuple has one for each dimension
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lampwork.capture.model.evaluate import find
+from lampwork.capture.model.region import Region
+from lampwork.capture.state.dynamic import MARKS
+from lampwork.checks import nearest
+from lampwork.errors import ExportError, OptionError
+from lampwork.graph.symbols import Condition
+from lampwork.loops.ir.polynomial import Index
+from lampwork.records import record
+
+_EXAMPLE = "for example dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
+
+
+@record(eq=False)
+class Open:
+    """A size that is left open. `where`: in words. `dim`: its dimension. `name`: of a Dim; equal ones are one size.
+    `low`, `high`: what the user says it is at least and at most. `must`: an error where it cannot be open.
+    `times`, `plus`, `root`: of a Dim that is computed of another one."""
+
+    tensor: Tensor
+    dim: int
+    where: str
+    name: str = ""
+    low: int | None = None
+    high: int | None = None
+    must: bool = True
+    times: int = 1
+    plus: int = 0
+    root: str = ""
+
+
+def open_sizes(
+    given: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Open, ...]:
+    """What `dynamic_shapes` says of the arguments of a call. `names`: of positional arguments.
+
+    Raises:
+        OptionError: it is not of the form of the arguments, or says what is not so of them.
+    """
+    if given is None:
+        return ()
+    found: list[Open] = []
+    if isinstance(given, Mapping):
+        passed = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, spec in cast("Mapping[Any, Any]", given).items():
+            if name not in passed:
+                raise OptionError(
+                    f"dynamic_shapes names {name!r}, which the call does not pass",
+                    fix=nearest(str(name), tuple(passed), "it passes") if passed else _EXAMPLE,
+                )
+            found.extend(_of(spec, passed[name], str(name)))
+    elif isinstance(given, (tuple, list)):
+        specs = cast("Sequence[Any]", given)
+        passed = [*zip(names, args, strict=False), *kwargs.items()]
+        if len(specs) != len(passed):
+            raise OptionError(
+                f"dynamic_shapes has {len(specs)} items, and the call passes {len(passed)} arguments",
+                fix="have an item for each, None for one that has no open sizes; or a dict by name",
+            )
+        for (name, value), spec in zip(passed, specs, strict=True):
+            found.extend(_of(spec, value, name))
+    else:
+        raise OptionError(f"dynamic_shapes is {given!r}, expected a dict or a tuple", fix=_EXAMPLE)
+    return tuple(found)
+
+
+def _of(spec: Any, value: Any, where: str) -> Iterator[Open]:
+    if spec is None:
+        return
+    if isinstance(value, Tensor):
+        yield from _of_tensor(spec, value, where)
+    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        for key, inner in cast("Mapping[Any, Any]", spec).items():
+            if key not in items:
+                raise OptionError(
+                    f"dynamic_shapes names {where}[{key!r}], which the call does not pass", fix=_EXAMPLE
+                )
+            yield from _of(inner, items[key], f"{where}[{key!r}]")
+    elif isinstance(value, (tuple, list)) and isinstance(spec, (tuple, list)):
+        items, specs = cast("Sequence[Any]", value), cast("Sequence[Any]", spec)
+        if len(specs) != len(items):
+            raise OptionError(
+                f"dynamic_shapes has {len(specs)} items for {where}, which has {len(items)}", fix=_EXAMPLE
+            )
+        for number, (item, inner) in enumerate(zip(items, specs, strict=True)):
+            yield from _of(inner, item, f"{where}[{number}]")
+    else:
+        raise OptionError(
+            f"dynamic_shapes has {spec!r} for {where}, which is a {type(value).__name__}",
+            fix="name sizes of tensors only, nested as what is passed is",
+        )
+
+
+def _of_tensor(spec: Any, tensor: Tensor, where: str) -> Iterator[Open]:
+    if isinstance(spec, Mapping):
+        pairs = list(cast("Mapping[Any, Any]", spec).items())
+    elif isinstance(spec, (tuple, list)):
+        pairs = list(enumerate(cast("Sequence[Any]", spec)))
+        if len(pairs) != tensor.dim():
+            raise OptionError(
+                f"dynamic_shapes has {len(pairs)} items for {where}, which has {tensor.dim()} dimensions",
+                fix="have one for each dimension, or a dict by dimension",
+            )
+    else:
+        raise OptionError(f"dynamic_shapes has {spec!r} for the tensor {where}", fix=_EXAMPLE)
+    for dim, each in pairs:
+        if type(dim) is not int or not -tensor.dim() <= dim < tensor.dim():
+            raise OptionError(
+                f"dynamic_shapes names dimension {dim!r} of {where}, which has {tensor.dim()}",
+                fix="count dimensions from 0",
+            )
+        at = dim % tensor.dim()
+        place = f"dimension {at} of {where}"
+        size = tensor.shape[at]
+        if each is None:
+            continue
+        if type(each) is int:
+            if each != size:
+                raise OptionError(
+                    f"dynamic_shapes says that {place} is {each}, and it is {size}",
+                    fix="pass a tensor of that size, or leave it out",
+                )
+            continue
+        found = _open(each, tensor, at, place)
+        if found is None:
+            continue
+        if (found.low is not None and size < found.low) or (found.high is not None and size > found.high):
+            raise OptionError(
+                f"{place} is {size}, outside of {found.low or 0} to {found.high}, which {found.name or 'it'} is "
+                "to be",
+                fix="pass an example within the range",
+            )
+        if size < 2:
+            raise OptionError(
+                f"{place} is {size} in the example, which says nothing of other sizes",
+                fix="pass an example whose open sizes are 2 or more; the artifact takes 1 as well",
+            )
+        yield found
+
+
+def _open(given: Any, tensor: Tensor, dim: int, where: str) -> Open | None:
+    """What a Dim of torch.export says. Its module is not imported: who has a Dim has done so."""
+    known = sys.modules.get("torch.export.dynamic_shapes")
+    dims: Any = () if known is None else (known.Dim,)
+    hints: Any = () if known is None else (getattr(known, "_DimHint", ()),)
+    if isinstance(given, dims):
+        name, low, high = given.__name__, *_bounds(given)
+        root: Any = getattr(given, "root", None)
+        if root is None or not hasattr(root, "__name__"):
+            return Open(tensor, dim, where, name, low, high)
+        function: Any = given.fn  # pyright: ignore[reportUnknownMemberType]
+        plus = int(function(0))
+        return Open(
+            tensor, dim, where, name, low, high, True, int(function(1)) - plus, plus, str(root.__name__)
+        )
+    if hints and isinstance(given, hints):
+        kind = given.type.name
+        if kind == "STATIC":
+            return None
+        return Open(tensor, dim, where, "", *_bounds(given), must=kind == "DYNAMIC")
+    raise OptionError(
+        f"dynamic_shapes has {given!r} for {where}",
+        fix="give a torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None",
+    )
+
+
+def _bounds(given: Any) -> tuple[int | None, int | None]:
+    low, high = given.min, given.max
+    return (low if type(low) is int and low > 0 else None, high if type(high) is int else None)
+
+
+def program_sizes(program: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Open, ...]:
+    """The sizes that a program of torch.export leaves open, of the arguments of its example."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    names = program.graph_signature.user_inputs
+    passed = tree_leaves((tuple(args), dict(kwargs)))
+    ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
+    found: list[Open] = []
+    for name, tensor in zip(names, passed, strict=False):
+        value = values.get(name)
+        if not isinstance(tensor, Tensor) or not isinstance(value, Tensor):
+            continue
+        for dim, size in enumerate(value.shape):
+            if type(size) is int or tensor.shape[dim] < 2:
+                continue
+            bounds = ranges.get(str(size))
+            low, high = (None, None) if bounds is None else (_whole(bounds.lower), _whole(bounds.upper))
+            where = f"dimension {dim} of {name}"
+            known = str(size) if str(size).isidentifier() else ""
+            # A bound of 2 is that of torch's own tracing.
+            low = None if low is None or low <= 2 else low
+            found.append(Open(tensor, dim, where, known, low, high, bool(known)))
+    return tuple(found)
+
+
+def _whole(bound: Any) -> int | None:
+    text = str(bound)
+    return int(text) if text.isdigit() else None
+
+
+@contextmanager
+def opened(sizes: Sequence[Open]) -> Generator[None]:
+    """The tensors are captured with these sizes open."""
+    before: dict[int, tuple[Tensor, Any]] = {}
+    try:
+        for each in sizes:
+            known = getattr(each.tensor, MARKS, None)
+            before.setdefault(id(each.tensor), (each.tensor, known))
+            setattr(each.tensor, MARKS, {**(known or {}), each.dim: (each.low, each.high)})
+        yield
+    finally:
+        for tensor, known in before.values():
+            if known is None:
+                delattr(tensor, MARKS)
+            else:
+                setattr(tensor, MARKS, known)
+
+
+def relations(
+    region: Region, sizes: Sequence[Open], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Condition, ...]:
+    """What the user says of the sizes that are open: equal Dims are equal."""
+    symbols = {
+        (id(find(symbol.source, args, kwargs)), symbol.dim): symbol.name
+        for symbol in region.symbols
+        if symbol.kind == "size"
+    }
+    named = [(each, symbols.get((id(each.tensor), each.dim))) for each in sizes]
+    first: dict[str, str] = {}
+    found: list[Condition] = []
+    for each, symbol in named:
+        if symbol is None or not each.name or each.root:
+            continue
+        one = first.setdefault(each.name, symbol)
+        if one != symbol:
+            found.append(Condition("==", Index.sym(symbol) - Index.sym(one)))
+    for each, symbol in named:
+        if symbol is not None and each.root in first:
+            known = Index.sym(first[each.root]) * each.times + each.plus
+            found.append(Condition("==", Index.sym(symbol) - known))
+    return tuple(dict.fromkeys(found))
+
+
+def check_open(
+    conditions: Sequence[Condition],
+    region: Region,
+    sizes: Sequence[Open],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """
+    Raises:
+        ExportError: a size cannot be open as far as the user said.
+    """
+    at = {(id(each.tensor), each.dim): each for each in sizes if each.must}
+    for symbol in region.symbols:
+        wanted = (
+            at.get((id(find(symbol.source, args, kwargs)), symbol.dim)) if symbol.kind == "size" else None
+        )
+        if wanted is None:
+            continue
+        for condition in conditions:
+            problem = _closes(condition, symbol.name, wanted)
+            if problem:
+                raise ExportError(
+                    f"{wanted.where} cannot be left open as {wanted.name or 'asked'}: {problem} ({condition})",
+                    fix="write that line without the number, give the Dim other bounds, or pass Dim.AUTO to have what "
+                    "is possible",
+                    location=condition.line,
+                )
+
+
+def _closes(condition: Condition, name: str, wanted: Open) -> str:
+    """What a condition on this symbol alone takes away of what the user wanted."""
+    if condition.index.symbols() != frozenset((name,)):
+        return ""
+    low = max(2, wanted.low or 2)
+    if condition.op == "==":
+        return "the model needs one number here"
+    if wanted.low is not None and not condition.holds({name: low}):
+        return f"it is no {low}"
+    if wanted.high is not None and not condition.holds({name: wanted.high}):
+        return f"it is no {wanted.high}"
+    return ""

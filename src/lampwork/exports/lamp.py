@@ -1,0 +1,613 @@
+"""A model as a `.lamp` file: what it computes for each call that it was exported for, compiled for several machines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from lampwork import pristine
+from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
+from lampwork.artifacts import manifest as m
+from lampwork.artifacts.container import SECTION, digest, write_container
+from lampwork.artifacts.trees import Constant, Leaf, Made, Mapped, Number, Sequenced, Tree
+from lampwork.backends.native.compile_for import compile_for
+from lampwork.capture.model.evaluate import find
+from lampwork.capture.model.region import Arg, Kwarg, Region, Source, TensorGuard, root_of
+from lampwork.capture.state.dynamic import strides_of
+from lampwork.codegen.llvm.targets import TARGETS, facts, named_target
+from lampwork.compiled.module import CompiledModule
+from lampwork.compiled.whole import captured_whole
+from lampwork.config import Config
+from lampwork.errors import CaptureError, ExportError, OptionError, text_of
+from lampwork.exports import results
+from lampwork.exports.arguments import argument_trees
+from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
+from lampwork.exports.naming import input_names, unique
+from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.graph.concrete import scope_of
+from lampwork.graph.spec import TensorSpec
+from lampwork.graph.symbols import Condition, Scope, SymbolicInt
+from lampwork.loops.ir.polynomial import Index, as_index
+from lampwork.loops.ir.symbols import replace_symbols
+from lampwork.records import record
+from lampwork.runtime import Compiled
+from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
+
+_MOST_FOR_ONE = 7
+_LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+"""What code is made for beside this machine's own, where nobody says."""
+
+
+@record(eq=False)
+class Call:
+    """One entry: `function` is called with these arguments. `sizes`: what `dynamic_shapes` says of them."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any = None
+
+
+def calls_of(
+    model: Any, call: tuple[tuple[Any, ...], dict[str, Any]] | None, dynamic_shapes: Any, entries: Any
+) -> dict[str, Call]:
+    """The calls that a model is exported for, by the names of their entries.
+
+    Raises:
+        OptionError: there is none, or one is not of the form of one.
+    """
+    program = _program_of(model)
+    if entries is not None:
+        if call is not None or dynamic_shapes is not None:
+            raise OptionError(
+                "entries says all calls, so args, kwargs and dynamic_shapes stand beside nothing",
+                fix="move them into entries={'forward': (args, kwargs, dynamic_shapes), ...}",
+            )
+        if not isinstance(entries, Mapping) or not entries:
+            raise OptionError(
+                f"entries is {str(entries)[:80]}, expected a dict of calls by name",
+                fix="entries={'prefill': (args, kwargs), 'decode': (args, kwargs)}",
+            )
+        return {str(name): _entry_call(model, name, each) for name, each in cast("Any", entries).items()}
+    if program is not None:
+        example: Any = (program.example_inputs or (None, None)) if call is None else call
+        args, kwargs = example
+        if args is None:
+            raise OptionError(
+                "the exported program has no example inputs", fix="pass the arguments of a call: args, kwargs"
+            )
+        sizes = program_sizes(program, args, kwargs) if dynamic_shapes is None else dynamic_shapes
+        return {"forward": Call(program.module(), tuple(args), dict(kwargs), sizes)}
+    check_model(model, "export")
+    if call is None:
+        raise OptionError(
+            "an artifact is made of a call",
+            fix="pass its arguments: export(model, args, kwargs, path='model.lamp')",
+        )
+    return {"forward": Call(model, *call, dynamic_shapes)}
+
+
+def _program_of(model: Any) -> Any:
+    """A program of torch.export; None if it is something else. Who has one has imported that."""
+    known: Any = sys.modules.get("torch.export")
+    return model if known is not None and isinstance(model, known.ExportedProgram) else None
+
+
+def _entry_call(model: Any, name: Any, given: Any) -> Call:
+    items = list(cast("Sequence[Any]", given)) if isinstance(given, (tuple, list)) else [given]
+    function = model
+    if items and callable(items[0]) and not isinstance(items[0], Tensor):
+        function = items.pop(0)
+    check_model(function, "export")
+    fix = f"entries={{{name!r}: (args, kwargs, dynamic_shapes)}}, args a tuple and kwargs a dict"
+    if not 1 <= len(items) <= 3 or not isinstance(items[0], (tuple, list)):
+        raise OptionError(f"entry {name!r} is no tuple of args, kwargs and dynamic_shapes", fix=fix)
+    args, kwargs, sizes = (*items, *[None] * (3 - len(items)))
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise OptionError(f"the kwargs of entry {name!r} are a {type(kwargs).__name__}", fix=fix)
+    return Call(function, tuple(cast("Sequence[Any]", args)), dict(cast("Any", kwargs) or {}), sizes)
+
+
+@record(eq=False)
+class Wanted:
+    """The keywords of an export to `.lamp`, as they were given."""
+
+    targets: Sequence[str] | None = None
+    metadata: Mapping[str, Any] | None = None
+    require: str | None = None
+
+
+@record(eq=False)
+class _Captured:
+    """An entry, captured. `said`: conditions that the user names."""
+
+    piece: Piece
+    region: Region
+    sizes: tuple[Open, ...]
+    said: tuple[Condition, ...]
+    call: Call
+    config: Config
+    names: tuple[str, ...]
+    training: bool
+    otherwise: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def groups(self) -> list[list[Open]]:
+        """The open sizes; those that are one number are together."""
+        args, kwargs = self.call.args, self.call.kwargs
+        names = {
+            (id(find(symbol.source, args, kwargs)), symbol.dim): symbol.name
+            for symbol in self.region.symbols
+            if symbol.kind == "size"
+        }
+        scope = scope_of(self.piece.graph) or Scope()
+        equal = dict(scope.equal)
+        for condition in self.said:
+            for name in condition.index.symbols():
+                rest = condition.index - Index.sym(name)
+                if name not in rest.symbols():
+                    equal.setdefault(name, replace_symbols(-rest, equal))
+        found: dict[Any, list[Open]] = {}
+        for each in self.sizes:
+            name = names.get((id(each.tensor), each.dim))
+            if name is not None:
+                found.setdefault(replace_symbols(Index.sym(name), equal), []).append(each)
+        return [group for index, group in found.items() if index.as_int() is None and len(index.terms) == 1]
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All there are by now: compiling adds to them."""
+        found = (*self.region.conditions, *self.said)
+        return tuple({(each.op, each.index): each for each in reversed(found)}.values())[::-1]
+
+
+def export_artifact(
+    path: Path, model: Any, calls: Mapping[str, Call], wanted: Wanted
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Write the file; gives the names of inputs and outputs of the first entry, and notes.
+
+    Raises:
+        OptionError: a keyword is wrong.
+        ExportError: an entry is no single region, has what no file can have, or cannot be open as far as it was to be.
+    """
+    metadata = _metadata(wanted.metadata)
+    if wanted.require not in (None, "standalone"):
+        raise OptionError(
+            f"require is {wanted.require!r}, expected None or 'standalone'", fix="require='standalone'"
+        )
+    for name in calls:
+        if not m.is_entry_name(name):
+            raise OptionError(
+                f"{name!r} is no name for an entry", fix="give one that Python takes, without _ in front"
+            )
+    names = _targets(wanted.targets)
+    root = _root(model)
+    captured: dict[str, _Captured] = {}
+    for name, call in calls.items():
+        captured[name] = whole = _capture(name, call)
+        captured.update(_for_one(name, whole))
+    weights = _Weights(root)
+    bound = {name: weights.numbers(each) for name, each in captured.items()}
+    sections: dict[str, bytes] = {}
+    targets = tuple(_compile(name, captured, sections, wanted) for name in names)
+    entries: dict[str, m.Entry] = {}
+    for name, each in captured.items():
+        check_open(each.conditions, each.region, each.sizes, each.call.args, each.call.kwargs)
+        graph = f"{SECTION}graph.{name}"
+        sections[graph] = to_text(graph_to_json(each.piece.graph))
+        entries[name] = _entry(each, bound[name], graph)
+    made = m.Manifest(
+        _name(model),
+        tuple(weights.found),
+        entries,
+        targets,
+        {name: m.Section(digest(data), len(data)) for name, data in sections.items()},
+        metadata,
+        made=m.now(),
+    )
+    texts = {"format": m.FORMAT, m.MANIFEST: m.manifest_to_text(made)}
+    write_container(path, weights.tensors, sections, texts)
+    first = next(iter(captured.values())).piece
+    entries = {name: entry for name, entry in entries.items() if m.is_entry_name(name)}
+    notes = dict.fromkeys(
+        f"{name}: {note}" if len(entries) > 1 else note
+        for name, entry in entries.items()
+        for note in entry.notes
+    )
+    return first.inputs, first.returned, tuple(notes)
+
+
+def _metadata(given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+        isinstance(key, str) for key in cast("Mapping[Any, Any]", given)
+    ):
+        raise OptionError(
+            f"metadata is {str(given)[:80]}, expected a dict by texts", fix="metadata={'author': 'me'}"
+        )
+    found = dict(cast("Mapping[str, Any]", given))
+    try:
+        json.dumps(found, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"metadata has what JSON cannot have: {text_of(error)}",
+            fix="give texts, numbers, lists and dicts",
+        ) from error
+    return found
+
+
+def _targets(given: Any) -> tuple[str, ...]:
+    """The names of targets, best first."""
+    ranks = {name: number for number, name in enumerate(TARGETS)}
+    if given is None:
+        host = facts("host")
+        below = (each for each in _LEVELS if ranks[each] > ranks[host.name])
+        return (host.name, *(each for each in below if TARGETS[each].machine == host.machine))
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names:
+        raise OptionError("targets names none", fix="leave it out for this machine's")
+    return tuple(sorted({facts(name).name for name in names}, key=ranks.__getitem__))
+
+
+def _root(model: Any) -> nn.Module | None:
+    original = original_of(model)
+    if isinstance(original, MethodType):
+        original = original.__self__
+    return original if isinstance(original, nn.Module) else None
+
+
+def _name(model: Any) -> str:
+    original = original_of(model)
+    kind = original if hasattr(original, "__name__") else type(original)
+    return str(getattr(kind, "__name__", "model"))
+
+
+# --- capturing --------------------------------------------------------------------------------------------------------
+
+
+def _capture(name: str, call: Call) -> _Captured:
+    keywords = check_keywords(fullgraph=True, options={"strict": True})
+    if isinstance(call.function, Compiled | CompiledModule):
+        compiled = function_of(call.function)
+        keywords = replace(keywords, config=replace(compiled.config, strict=True))
+    original = original_of(call.function)
+    function = make_function(original, keywords, quiet=True)
+    named = input_names([Arg(number) for number in range(len(call.args))], original)
+    sizes = call.dynamic_shapes
+    if not (isinstance(sizes, tuple) and all(isinstance(each, Open) for each in cast("tuple[Any]", sizes))):
+        sizes = open_sizes(sizes, named, call.args, call.kwargs)
+    try:
+        with pristine.no_grad(), opened(sizes):
+            region = captured_whole(function, call.args, call.kwargs)
+    except CaptureError as error:
+        raise ExportError(
+            f"{name} cannot be exported whole: [{error.code}] {error.cause}",
+            fix=error.fix or "lampwork.explain(model)(*args) shows where it breaks",
+            location=error.location,
+        ) from error
+    graph = region.graph
+    if graph is None:
+        raise ExportError(
+            f"{name} computes no tensors, so there is nothing to export", fix="export what computes something"
+        )
+    _check_symbols(name, region)
+    piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call))
+    owner = original.__self__ if isinstance(original, MethodType) else original
+    return _Captured(
+        piece,
+        region,
+        sizes,
+        relations(region, sizes, call.args, call.kwargs),
+        call,
+        function.config,
+        unique(named, call.kwargs),
+        isinstance(owner, nn.Module) and owner.training,
+    )
+
+
+def _for_one(name: str, whole: _Captured) -> dict[str, _Captured]:
+    """The same call with 1 for sizes that are open: it broadcasts, so programs for it are others. One for each of the
+    sizes, and for several of them together."""
+    groups = [group for group in whole.groups if all((each.low or 1) < 2 for each in group)]
+    found: dict[str, _Captured] = {}
+    numbers = range(len(groups))
+    chosen = [c for count in numbers for c in itertools.combinations(numbers, count + 1)]
+    for combination in chosen[:_MOST_FOR_ONE]:
+        ones = [each for number in combination for each in groups[number]]
+        narrowed: dict[int, Tensor] = {}
+        for each in ones:
+            before = narrowed.get(id(each.tensor), each.tensor)
+            narrowed[id(each.tensor)] = before.narrow(each.dim, 0, 1)
+        made = {key: tensor.detach().clone() for key, tensor in narrowed.items()}
+        args, kwargs = _with(whole.call.args, made), _with(whole.call.kwargs, made)
+        closed = {(id(each.tensor), each.dim) for each in ones}
+        rest = tuple(
+            replace(each, tensor=made.get(id(each.tensor), each.tensor))
+            for each in whole.sizes
+            if (id(each.tensor), each.dim) not in closed
+        )
+        key = f"{name}.{len(found) + 1}"
+        try:
+            found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest))
+        except Exception as error:
+            must = next((each for each in ones if each.must and each.low == 1), None)
+            if must is not None:
+                raise ExportError(
+                    f"{must.where} cannot be 1, as {must.name or 'its Dim'} says: {text_of(error)}",
+                    fix="give the Dim min=2",
+                ) from error
+            where = " and ".join(each.where for each in ones)
+            whole.notes.append(f"{where} cannot be 1: {text_of(error).splitlines()[0]}")
+            continue
+        whole.otherwise.append(key)
+    return found
+
+
+def _with(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """A value with tensors in its containers exchanged."""
+    if isinstance(value, Tensor):
+        return tensors.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(_with(each, tensors) for each in value)
+    if type(value) is dict:
+        items = cast("dict[Any, Any]", value).items()
+        return {key: _with(each, tensors) for key, each in items}
+    return value
+
+
+def _check_symbols(name: str, region: Region) -> None:
+    for symbol in region.symbols:
+        if symbol.kind not in ("size", "stride") or not isinstance(root_of(symbol.source), Arg | Kwarg):
+            raise ExportError(
+                f"{name} has a number that differs between calls and is no size of an argument: {symbol}",
+                fix="pass it as a tensor",
+            )
+    if region.derived:
+        raise ExportError(
+            f"{name} computes a float of sizes in Python: {', '.join(map(repr, region.derived.values()))}",
+            fix="compute it with tensors, or leave the size fixed",
+        )
+
+
+def _passed(region: Region, graph: fx.Graph, call: Call) -> dict[Source, TensorSpec]:
+    """The tensors of a call that the graph does not compute with, but that were looked at."""
+    scope = scope_of(graph) or Scope()
+    symbols = {(symbol.source, symbol.kind, symbol.dim): symbol for symbol in region.symbols}
+    found: dict[Source, TensorSpec] = {}
+    for guard in region.guards:
+        source, expected = guard.source, guard.expected
+        if (
+            guard.kind != "tensor"
+            or source in region.inputs
+            or not isinstance(root_of(source), Arg | Kwarg)
+            or not isinstance(expected, TensorGuard)
+        ):
+            continue
+        tensor = find(source, call.args, call.kwargs)
+
+        def number(kind: str, dim: int, value: int, source: Source = source) -> Any:
+            symbol = symbols.get((source, cast(Any, kind), dim))
+            if symbol is None:
+                return value
+            scope.hints.setdefault(symbol.name, symbol.hint)
+            return SymbolicInt(scope, Index.sym(symbol.name), symbol.hint)
+
+        shape = tuple(number("size", dim, size) for dim, size in enumerate(tensor.shape))
+        strides = strides_of(tensor, shape)
+        strides = tuple(number("stride", dim, stride) for dim, stride in enumerate(strides))
+        found[source] = TensorSpec(shape, strides, expected.dtype, expected.device)
+    return found
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class _Weights:
+    """The weights of a model under the names of its state dict, then what its entries read besides."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self.found: list[m.Weight] = []
+        self.tensors: dict[str, Tensor] = {}
+        self._by_id: dict[int, int] = {}
+        self._by_memory: dict[Any, str] = {}
+        if root is None:
+            return
+        saved = frozenset(root.state_dict(keep_vars=True))
+        for kind, named in (
+            ("parameter", root.named_parameters(remove_duplicate=False)),
+            ("buffer", root.named_buffers(remove_duplicate=False)),
+        ):
+            for name, tensor in named:
+                self._add(name, tensor, cast(m.WeightKind, kind), name in saved)
+
+    def numbers(self, captured: _Captured) -> tuple[int, ...]:
+        """The number of each weight of a piece."""
+        found: list[int] = []
+        for name, tensor in zip(captured.piece.weights, captured.piece.tensors, strict=True):
+            number = self._by_id.get(id(tensor))
+            if number is None:
+                number = self._add(self._free(name), tensor, "constant", False)
+            found.append(number)
+        return tuple(found)
+
+    def _free(self, name: str) -> str:
+        """A name that is no other's, and neither on the way to another nor behind one."""
+        known = {weight.name for weight in self.found}
+        inner = {each[:end] for each in known for end in range(len(each)) if each[end] == "."}
+        made, number = name, 1
+        while made in known or made in inner or any(made.startswith(f"{each}.") for each in known):
+            made, number = f"{name.replace('.', '_')}_{number}", number + 1
+        return made
+
+    def _add(self, name: str, tensor: Tensor, kind: m.WeightKind, persistent: bool) -> int:
+        self._check(name, tensor)
+        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+        held = self._by_memory.setdefault(memory, name) if tensor.numel() else name
+        if held == name:
+            self.tensors[name] = tensor
+        number = len(self.found)
+        self.found.append(
+            m.Weight(name, held, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), kind, persistent)
+        )
+        self._by_id.setdefault(id(tensor), number)
+        return number
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        if not m.is_weight_name(name):
+            raise ExportError(f"no file can have a weight of the name {name!r}", fix="rename it")
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+            raise ExportError(
+                f"{name} is on {tensor.device} ({tensor.layout}); artifacts are of models on the CPU, of dense tensors",
+                fix="model.cpu() before the export",
+            )
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def _compile(
+    name: str, captured: Mapping[str, _Captured], sections: dict[str, bytes], wanted: Wanted
+) -> m.Code:
+    """The programs of all entries for one target: they share their modules of code."""
+    target, known = named_target(name), facts(name)
+    modules = Modules()
+    layouts: dict[str, Any] = {}
+    calls: dict[str, tuple[str, ...]] = {}
+    for entry, each in captured.items():
+        made = compile_for(
+            each.piece.graph,
+            target,
+            mutations=each.piece.writes,
+            options=each.config,
+            standalone=wanted.require == "standalone",
+            name=entry,
+        )
+        if made.calls and wanted.require == "standalone":
+            said = "\n".join(f"    {call}: {why}" for call, why in made.calls.items())
+            raise ExportError(
+                f"{entry} is not standalone on {name}: its program calls ATen operators\n{said}",
+                fix="export without require=, for machines with PyTorch; or leave these operators out of the model",
+            )
+        layouts[entry] = layout_to_json(made.layout, modules)
+        calls[entry] = tuple(made.calls)
+    code: list[str] = []
+    for number, content in enumerate(modules.contents):
+        code.append(f"{SECTION}code.{name}.{number}")
+        sections[code[-1]] = content
+    programs = f"{SECTION}programs.{name}"
+    sections[programs] = to_text({"modules": code, "entries": layouts})
+    return m.Code(name, known.machine, known.isa, tuple(known.needs), programs, tuple(code), calls)
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------------
+
+
+def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry:
+    piece, region, call = captured.piece, captured.region, captured.call
+    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs)
+    symbols, conditions = _symbols(captured)
+    placeholders = piece.placeholders[: len(piece.inputs)]
+    return m.Entry(
+        tuple(_tensed(name, node) for name, node in zip(piece.inputs, placeholders, strict=True)),
+        args,
+        kwargs,
+        symbols,
+        conditions,
+        weights,
+        tuple(_tensed(name, node) for name, node in zip(piece.outputs, piece.results, strict=True)),
+        _result(piece.whole),
+        piece.writes,
+        graph,
+        captured.names,
+        captured.training,
+        tuple(captured.otherwise),
+        (
+            *captured.notes,
+            *(note for note in piece.notes if not note.startswith("the result is tensors by name")),
+        ),
+    )
+
+
+def _tensed(name: str, node: fx.Node) -> m.Tensed:
+    spec = cast(TensorSpec, node.meta["val"])
+    return m.Tensed(name, spec.dtype, tuple(map(as_index, spec.shape)), tuple(map(as_index, spec.strides)))
+
+
+def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition, ...]]:
+    """The sizes that are open, with their ranges, and the conditions that are no ranges."""
+    at = {source: number for number, source in enumerate(captured.piece.sources)}
+    lows: dict[str, int] = {symbol.name: 2 for symbol in captured.region.symbols}
+    highs: dict[str, int] = {}
+    others: list[Condition] = []
+    for condition in captured.conditions:
+        bound = _bound(condition)
+        if bound is None:
+            others.append(condition)
+        elif bound[1] is None:
+            highs[bound[0]] = min(highs.get(bound[0], bound[2]), bound[2])
+        else:
+            lows[bound[0]] = max(lows[bound[0]], bound[2])
+    found: list[m.Symbol] = []
+    for symbol in captured.region.symbols:
+        low = lows[symbol.name]
+        while Condition("!=", Index.sym(symbol.name) - low) in [Condition(c.op, c.index) for c in others]:
+            low += 1
+        found.append(
+            m.Symbol(
+                symbol.name,
+                symbol.hint,
+                low,
+                highs.get(symbol.name),
+                at[symbol.source],
+                symbol.dim,
+                cast(Any, symbol.kind),
+            )
+        )
+    return tuple(found), tuple(others)
+
+
+def _bound(condition: Condition) -> tuple[str, bool | None, int] | None:
+    """(symbol, True, its lowest value) or (symbol, None, its highest), if the condition says no more."""
+    names = condition.index.symbols()
+    if condition.op != ">=" or len(names) != 1:
+        return None
+    (name,) = names
+    rest = condition.index - condition.index.constant
+    if rest == Index.sym(name):
+        return name, True, -condition.index.constant
+    if rest == -Index.sym(name):
+        return name, None, condition.index.constant
+    return None
+
+
+def _result(tree: Any) -> Tree:
+    """What a piece returns, as a file has it."""
+    match tree:
+        case results.Leaf():
+            return Leaf(tree.number)
+        case results.Number():
+            return Number(tree.index)
+        case results.Made():
+            fields = tuple((key, _result(item)) for key, item in tree.fields)
+            if tree.form == "dict":
+                return Mapped(fields)
+            return Made(tree.name, tree.form, tuple((str(key), item) for key, item in fields))
+        case dict():
+            pairs = cast("dict[Any, Any]", tree).items()
+            return Mapped(tuple((key, _result(item)) for key, item in pairs))
+        case list() | tuple():
+            items = tuple(map(_result, cast("Sequence[Any]", tree)))
+            return Sequenced("list" if isinstance(tree, list) else "tuple", items)
+        case _:
+            return Constant(tree)
