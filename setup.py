@@ -22,7 +22,13 @@ UNITS = {
     "indices": "searching",
     "scatters": "scattering",
 }
-HEADERS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.h"))
+# Files of the runtime without Python (cpp/) that are compiled into the extension too, each with the file of csrc of its
+# name.
+SHARED = ["machine_code"]
+HEADERS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*(ROOT / "csrc").glob("*.h"), *(ROOT / "cpp" / "src" / f"{name}.h" for name in SHARED))
+)
 DEBUG = os.environ.get("LAMPWORK_BUILD_DEBUG") == "1"
 # Under AddressSanitizer and UndefinedBehaviorSanitizer, see `make sanitize`. No vptr checks: torch exports no type
 # information for its hidden classes.
@@ -42,7 +48,13 @@ def sources() -> list[str]:
     folder = ROOT / "build" / "units"
     folder.mkdir(parents=True, exist_ok=True)
     for unit, names in UNITS.items():
-        text = "".join(f'#include "../../csrc/{name}.cpp"\n' for name in names.split())
+        shared = [name for name in names.split() if name in SHARED]
+        text = "".join(
+            [
+                *(f'#include "../../cpp/src/{name}.cpp"\n' for name in shared),
+                *(f'#include "../../csrc/{name}.cpp"\n' for name in names.split()),
+            ]
+        )
         path = folder / f"{unit}.cpp"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

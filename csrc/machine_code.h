@@ -1,37 +1,11 @@
-// Machine code in memory: relocatable object code (ELF, x86-64) loaded into this process.
-//
-// All sections lie in one block, with the stubs and addresses through which the code reaches what is outside. Parts of a
-// module refer to each other by 32-bit distances, so a linker that maps its sections one by one fails (LLVM's ends the
-// process) where the free memory near one of them is used up: programs that map many gigabytes come there.
+// The Python type of machine code in memory; what loads it is shared with the runtime without Python.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
 
-#include <cstdint>
-#include <map>
-#include <string>
-#include <string_view>
+#include "../cpp/src/machine_code.h"
 
 namespace lampwork {
-
-class MachineCode {
- public:
-  // Undefined symbols are looked up in the process (the C library). Throws std::runtime_error with what is wrong: it is
-  // no object code of this machine, a symbol is missing, it uses what is not supported (common symbols, thread-local
-  // ones), there is no memory.
-  explicit MachineCode(std::string_view object);
-  ~MachineCode();
-  MachineCode(const MachineCode&) = delete;
-
-  // The addresses of the functions that the module exports.
-  const std::map<std::string, uint64_t>& functions() const { return functions_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  char* block_ = nullptr;
-  size_t bytes_ = 0;
-  std::map<std::string, uint64_t> functions_;
-};
 
 extern PyTypeObject MachineCodeType;
 

@@ -1,0 +1,794 @@
+#include "model.h"
+
+#include "c_library.h"
+#include "cpu.h"
+#include "sha256.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace lampwork::runtime {
+
+namespace {
+
+constexpr size_t kMostPlaced = 8;      // programs of an entry that are kept, for its last sizes
+constexpr size_t kMostIdleFrames = 8;  // of a program
+
+int64_t no_kernel(void**, const int64_t*, int64_t, int64_t) { return 0; }
+
+int cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+std::string listed(const std::vector<std::string>& words, const char* between) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+std::string shown(const int64_t* sizes, size_t count) {
+  std::string text = "(";
+  for (size_t i = 0; i < count; ++i) text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  return text + ")";
+}
+
+// Whether two layouts of a shape are the same, where it makes a difference.
+bool same_layout(const int64_t* shape, size_t ndim, const int64_t* one, const int64_t* other) {
+  for (size_t i = 0; i < ndim; ++i) {
+    if (shape[i] == 0) return true;
+  }
+  for (size_t i = 0; i < ndim; ++i) {
+    if (shape[i] != 1 && one[i] != other[i]) return false;
+  }
+  return true;
+}
+
+bool is_aligned(const char* data, lw_dtype dtype) {
+  return reinterpret_cast<uintptr_t>(data) % std::min<size_t>(size_of(dtype), 8) == 0;
+}
+
+std::vector<int64_t> numbers_of(const std::vector<Index>& indices, const int64_t* symbols) {
+  std::vector<int64_t> found(indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (!indices[i].evaluate(symbols, found[i]) || found[i] < 0)
+      fail(LW_INPUT, "a size that follows from those of the inputs is negative, or does not fit int64");
+  }
+  return found;
+}
+
+int32_t root_of(const Layout& layout, int32_t number) {
+  while (layout.values[static_cast<size_t>(number)].kind == Kind::View) number = layout.values[static_cast<size_t>(number)].base;
+  return number;
+}
+
+}  // namespace
+
+// --- parts ---------------------------------------------------------------------------------------------------
+
+class Model::Code : public Functions {
+ public:
+  explicit Code(bool calls_kernels) : calls_kernels_(calls_kernels) {}
+
+  void add(std::string_view object, const std::string& name) {
+    try {
+      modules_.push_back(std::make_unique<MachineCode>(object, &c_library));
+    } catch (const Error&) {
+      throw;
+    } catch (const std::runtime_error& error) {
+      damaged("the machine code in '" + name + "' cannot be loaded: " + error.what());
+    }
+  }
+
+  KernelFunction find(size_t module, const std::string& name) const override {
+    const auto& functions = modules_.at(module)->functions();
+    const auto found = functions.find(name);
+    if (found == functions.end()) damaged("its machine code has no function '" + name + "'");
+    return calls_kernels_ ? reinterpret_cast<KernelFunction>(found->second) : &no_kernel;
+  }
+
+ private:
+  std::vector<std::unique_ptr<MachineCode>> modules_;
+  bool calls_kernels_;
+};
+
+// A program with the frames that its calls take turns with.
+struct Model::Placed {
+  std::vector<int64_t> key;
+  std::shared_ptr<Program> program;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Frame>> idle;
+};
+
+struct Model::Constants {
+  std::shared_ptr<Weights> weights;
+  uint64_t version;
+  std::vector<Held> held;
+};
+
+// Computes the constants of entries: of all that compute the same of the same weights.
+struct Model::Maker {
+  std::vector<size_t> weights;
+  const Layout* layout = nullptr;  // of an entry
+  Json json;
+  std::mutex mutex;  // of what follows; held while constants are computed
+  std::shared_ptr<Program> program;
+  std::shared_ptr<const Constants> constants;
+};
+
+struct Model::Entry {
+  const EntryManifest* about = nullptr;
+  std::shared_ptr<Maker> maker;  // nullptr: it has no constants
+  std::unique_ptr<Layout> layout;
+  std::string aten;
+  bool writes_weights = false;
+  std::vector<bool> written_inputs;       // by the program or after it
+  std::vector<bool> written_by_program;   // of inputs, then weights
+  std::mutex mutex;                       // of what follows
+  std::list<std::shared_ptr<Placed>> placed;  // the last one used first
+};
+
+// A frame and an arena for the time of a call.
+class Model::Lease {
+ public:
+  Lease(Placed& placed, Arenas& arenas) : placed_(placed), arenas_(arenas) {
+    {
+      const std::lock_guard<std::mutex> lock(placed.mutex);
+      if (!placed.idle.empty()) {
+        frame_ = std::move(placed.idle.back());
+        placed.idle.pop_back();
+      }
+    }
+    if (frame_ == nullptr) frame_ = std::make_unique<Frame>(*placed.program);
+    if (placed.program->arena_bytes > 0) arena_ = arenas.take(placed.program->arena_bytes);
+  }
+  ~Lease() {
+    frame_->clear();
+    if (arena_ != nullptr) arenas_.give(std::move(arena_));
+    const std::lock_guard<std::mutex> lock(placed_.mutex);
+    if (placed_.idle.size() < kMostIdleFrames) placed_.idle.push_back(std::move(frame_));
+  }
+  Lease(const Lease&) = delete;
+
+  Frame& frame() { return *frame_; }
+  char* arena() { return arena_ == nullptr ? nullptr : arena_->data(); }
+
+ private:
+  Placed& placed_;
+  Arenas& arenas_;
+  std::unique_ptr<Frame> frame_;
+  std::unique_ptr<Block> arena_;
+};
+
+// --- loading -------------------------------------------------------------------------------------------------
+
+Model::Model() = default;
+Model::~Model() = default;
+
+std::unique_ptr<Model> Model::load(const std::string& path, const Options& options, AtenLibrary* aten) {
+  try {
+    return load(Bytes::map(path), options, aten);
+  } catch (const Error& error) {
+    if (error.status == LW_FILE) throw;
+    throw Error(error.status, "'" + path + "': " + error.what());
+  }
+}
+
+std::unique_ptr<Model> Model::load(std::shared_ptr<const Bytes> bytes, const Options& options, AtenLibrary* aten) {
+  std::unique_ptr<Model> model(new Model);
+  model->aten_ = aten;
+  model->container_ = std::make_unique<Container>(std::move(bytes));
+  model->manifest_ = Manifest::read(*model->container_);
+  if (!options.trusts) {
+    fail(LW_TRUST,
+         "it holds machine code, which runs with all that this process may do, and there is no compiler here to make it "
+         "anew from its graphs. If you know who made the file, set `trust`");
+  }
+  model->choose_target(options);
+  model->read_entries(options);
+  model->weights_ = model->make_weights(*model->container_, true);
+  model->pool_ = std::make_unique<Pool>(options.threads > 0 ? options.threads : cores());
+  return model;
+}
+
+void Model::choose_target(const Options& options) {
+  std::vector<std::string> reasons, names;
+  const TargetManifest* first = nullptr;
+  for (const TargetManifest& target : manifest_.targets) {
+    names.push_back(target.name);
+    if (!options.target.empty() && target.name != options.target) continue;
+    if (target.machine != machine()) {
+      reasons.push_back(target.name + " is for " + target.machine + ", and this is " + machine());
+      continue;
+    }
+    std::vector<std::string> missing;
+    for (const std::string& flag : target.needs) {
+      if (!cpu_has(flag) || (flag.rfind("amx", 0) == 0 && !permit(flag))) missing.push_back(flag);
+    }
+    if (!missing.empty()) {
+      reasons.push_back(target.name + " needs " + listed(missing, ", ") + ", which this CPU (or system) does not have");
+      continue;
+    }
+    const bool is_standalone =
+        std::all_of(target.calls.begin(), target.calls.end(), [](const auto& calls) { return calls.second.empty(); });
+    if (aten_ != nullptr || is_standalone) {
+      chosen_ = &target;
+      break;
+    }
+    reasons.push_back(target.name + " calls operators of torch");
+    if (first == nullptr) first = &target;
+  }
+  if (chosen_ == nullptr) chosen_ = first;
+  if (chosen_ == nullptr) {
+    if (!options.target.empty() && reasons.empty()) {
+      fail(LW_TARGET, "it has no target '" + options.target + "'; those that it has are " + listed(names, ", "));
+    }
+    fail(LW_TARGET, "it has no code for this machine: " + (reasons.empty() ? "it has no targets" : listed(reasons, "; ")) +
+                        ". Export the model with targets=[...] that name one for it");
+  }
+  target_ = chosen_->name;
+  reason_ = "picked " + target_ + (options.target.empty() ? ": the first that this CPU runs" : ", as was asked for");
+  if (!reasons.empty()) reason_ += " (" + listed(reasons, "; ") + ")";
+}
+
+// The bytes of a section, once they are known to be those that were written.
+std::string Model::section(const std::string& name) const {
+  const auto about = manifest_.sections.find(name);
+  const StoredTensor* stored = container_->find(name);
+  if (about == manifest_.sections.end() || stored == nullptr) damaged("it has no section '" + name + "'");
+  // A copy: the file may change while it is read.
+  std::string bytes(stored->bytes);
+  if (sha256(bytes) != about->second.sha256) damaged("the section '" + name + "' has another digest than the manifest says");
+  return bytes;
+}
+
+void Model::read_entries(const Options& options) {
+  const Json programs = Json::parse(section(chosen_->programs), "the programs");
+  code_ = std::make_unique<Code>(options.calls_kernels);
+  const Json::List& modules = list_of(member(programs, "modules", "the programs"), "the modules");
+  for (const Json& module : modules) {
+    const std::string name = text_of(module, "a module");
+    code_->add(section(name), name);
+  }
+  const Json& layouts = member(programs, "entries", "the programs");
+  written_.assign(manifest_.weights.size(), false);
+  for (const EntryManifest& about : manifest_.entries) {
+    auto entry = std::make_unique<Entry>();
+    entry->about = &about;
+    const Json& json = member(layouts, about.name.c_str(), "the programs' entries");
+    entry->layout = Layout::read(json, about.numbers, modules.size());
+    const Layout& layout = *entry->layout;
+    if (layout.n_inputs != about.inputs.size() || layout.n_bound != about.weights.size() ||
+        layout.outputs.size() != about.outputs.size()) {
+      damaged("the program of '" + about.name + "' has other inputs, weights or outputs than the manifest says");
+    }
+    for (size_t i = 0; i < layout.outputs.size(); ++i) {
+      const ValueLayout& value = layout.values[static_cast<size_t>(layout.outputs[i])];
+      if (value.dtype != about.outputs[i].dtype || value.shape.size() != about.outputs[i].shape.size())
+        damaged("an output of '" + about.name + "' is of another dtype than the manifest says");
+    }
+    check_weights(*entry, layout, Kind::Bound);
+    if (layout.constants != nullptr) check_weights(*entry, *layout.constants, Kind::Input);
+    const auto list_calls = [&](const Layout& of) {
+      for (const StepLayout& step : of.steps) {
+        const auto* call = std::get_if<AtenLayout>(&step);
+        Copy copy{};
+        if (call == nullptr || is_copy(*call, of, copy)) continue;
+        if ((" " + entry->aten + " ").find(" " + call->op + " ") == std::string::npos)
+          entry->aten += (entry->aten.empty() ? "" : " ") + call->op;
+      }
+    };
+    list_calls(layout);
+    if (layout.constants != nullptr) list_calls(*layout.constants);
+    note_writes(*entry);
+    if (layout.constants != nullptr) {
+      const Json& constants = *json.find("constants");
+      for (const std::shared_ptr<Maker>& maker : makers_) {
+        if (maker->weights == about.weights && maker->json == constants) entry->maker = maker;
+      }
+      if (entry->maker == nullptr) {
+        entry->maker = makers_.emplace_back(std::make_shared<Maker>());
+        entry->maker->weights = about.weights;
+        entry->maker->layout = layout.constants.get();
+        entry->maker->json = constants;
+      }
+    }
+    entries_.push_back(std::move(entry));
+  }
+}
+
+// Weights are what the program takes them for: kernels rely on it. `kind`: of the values that stand for them.
+void Model::check_weights(const Entry& entry, const Layout& layout, Kind kind) const {
+  for (const ValueLayout& value : layout.values) {
+    if (value.kind != kind || value.dtype == LW_NO_DTYPE) continue;
+    const Weight& weight = manifest_.weights[entry.about->weights[static_cast<size_t>(value.position)]];
+    std::vector<int64_t> shape(value.shape.size()), strides(value.shape.size());
+    bool is_known = weight.dtype == value.dtype && weight.shape.size() == value.shape.size();
+    for (size_t i = 0; is_known && i < shape.size(); ++i) {
+      is_known = value.shape[i].is_constant() && value.strides[i].is_constant() && value.shape[i].evaluate(nullptr, shape[i]) &&
+                 value.strides[i].evaluate(nullptr, strides[i]);
+    }
+    if (!is_known || shape != weight.shape || !same_layout(shape.data(), shape.size(), strides.data(), weight.strides.data()))
+      damaged("the program of '" + entry.about->name + "' takes the weight '" + weight.name + "' for another tensor");
+  }
+}
+
+void Model::note_writes(Entry& entry) {
+  const Layout& layout = *entry.layout;
+  const size_t n_inputs = layout.n_inputs;
+  entry.written_inputs.assign(n_inputs, false);
+  entry.written_by_program.assign(n_inputs + layout.n_bound, false);
+  const auto note = [&](int32_t number) {
+    const ValueLayout& root = layout.values[static_cast<size_t>(root_of(layout, number))];
+    const auto position = static_cast<size_t>(root.position);
+    if (root.kind == Kind::Input) entry.written_by_program[position] = true;
+    if (root.kind == Kind::Bound) entry.written_by_program[n_inputs + position] = true;
+    if (root.kind == Kind::Constant) damaged("a program writes to a constant");
+  };
+  for (const StepLayout& step : layout.steps) {
+    if (const auto* kernel = std::get_if<KernelLayout>(&step)) {
+      for (const int32_t number : kernel->outside) note(number);
+    } else if (const auto* call = std::get_if<AtenLayout>(&step)) {
+      if (Copy copy{}; is_copy(*call, layout, copy)) note(copy.to);
+    }
+  }
+  std::vector<bool> all = entry.written_by_program;
+  for (const auto& [written, output] : entry.about->writes) all[written] = true;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!all[i]) continue;
+    if (i < n_inputs) {
+      entry.written_inputs[i] = true;
+    } else {
+      written_[entry.about->weights[i - n_inputs]] = true;
+      entry.writes_weights = writes_weights_ = true;
+    }
+  }
+}
+
+// --- weights -------------------------------------------------------------------------------------------------
+
+std::shared_ptr<Weights> Model::make_weights(const Container& container, bool is_own) const {
+  auto made = std::make_shared<Weights>();
+  const std::shared_ptr<Weights> before = is_own ? nullptr : weights();
+  for (size_t i = 0; i < manifest_.weights.size(); ++i) {
+    const Weight& weight = manifest_.weights[i];
+    const auto refuse = [&](const std::string& why) {
+      fail(is_own ? LW_FORMAT : LW_WEIGHTS, "the weight '" + weight.name + "' " + why);
+    };
+    const StoredTensor* stored = container.find(is_own ? weight.tensor : weight.name);
+    if (stored == nullptr) stored = container.find(weight.tensor);
+    if (stored == nullptr && weight.kind == "constant" && !is_own) {
+      made->data.push_back(before->data[i]);
+      made->owners.push_back(before->owners[i]);
+      continue;
+    }
+    if (stored == nullptr) refuse("is not in the file: it needs all weights of the model, under the names that it has there");
+    if (stored->dtype != weight.dtype)
+      refuse(std::string("is ") + name_of(stored->dtype) + " in the file, and the model needs " + name_of(weight.dtype));
+    const std::vector<int64_t> rows = contiguous_strides(stored->shape);
+    // A tensor of another shape is memory that the weight is a view of.
+    const bool is_view = is_own && (stored->shape != weight.shape || weight.offset > 0);
+    if (!is_own && stored->shape != weight.shape) {
+      refuse("has the shape " + shown(stored->shape.data(), stored->shape.size()) + " in the file, and the model needs " +
+             shown(weight.shape.data(), weight.shape.size()));
+    }
+    const std::vector<int64_t>& lies = is_view ? weight.strides : rows;
+    const int64_t span = spanned_bytes(weight.dtype, weight.shape, lies);
+    const auto there = static_cast<int64_t>(stored->bytes.size());
+    int64_t begin = 0;
+    if (is_view && __builtin_mul_overflow(weight.offset, static_cast<int64_t>(size_of(weight.dtype)), &begin)) refuse("lies nowhere");
+    if (begin > there || span > there - begin) refuse("reaches beyond its tensor");
+    // Read alone, but for what is written below.
+    char* data = const_cast<char*>(stored->bytes.data()) + begin;
+    const bool fits = same_layout(weight.shape.data(), weight.shape.size(), lies.data(), weight.strides.data());
+    if (fits && is_aligned(data, weight.dtype) && !written_[i]) {
+      made->data.push_back(data);
+      made->owners.push_back(container.bytes());
+      continue;
+    }
+    auto copy = std::make_shared<Block>(static_cast<size_t>(spanned_bytes(weight.dtype, weight.shape, weight.strides)));
+    copy_strided(copy->data(), weight.strides.data(), data, lies.data(), weight.shape, size_of(weight.dtype));
+    made->data.push_back(copy->data());
+    made->owners.push_back(std::move(copy));
+  }
+  return made;
+}
+
+std::shared_ptr<Weights> Model::weights() const {
+  const std::lock_guard<std::mutex> lock(weights_mutex_);
+  return weights_;
+}
+
+void Model::set_weights(const std::string& path) {
+  try {
+    set_weights(Bytes::map(path));
+  } catch (const Error& error) {
+    if (error.status == LW_FILE) throw;
+    throw Error(error.status == LW_FORMAT ? LW_WEIGHTS : error.status, "'" + path + "': " + error.what());
+  }
+}
+
+void Model::set_weights(std::shared_ptr<const Bytes> bytes) {
+  const Container container(std::move(bytes));
+  std::shared_ptr<Weights> made = make_weights(container, false);
+  const std::lock_guard<std::mutex> lock(weights_mutex_);
+  weights_ = std::move(made);
+}
+
+// --- programs ------------------------------------------------------------------------------------------------
+
+size_t Model::find_entry(const std::string& name) const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < manifest_.n_called; ++i) {
+    if (manifest_.entries[i].name == name) return i;
+    names.push_back(manifest_.entries[i].name);
+  }
+  fail(LW_ARGUMENT, "there is no entry '" + name + "'; those that there are: " + listed(names, ", "));
+}
+
+const std::string& Model::aten_calls(size_t entry) const { return entries_.at(entry)->aten; }
+
+std::shared_ptr<Program> Model::place_program(const Layout& layout, const int64_t* symbols) const {
+  std::shared_ptr<Program> program = Program::place(layout, symbols, *code_);
+  if (aten_ == nullptr) return program;
+  for (Step& step : program->steps) {
+    if (auto* aten = std::get_if<Aten>(&step)) aten->call = aten_->prepare(*program, *aten->layout, symbols);
+  }
+  return program;
+}
+
+std::shared_ptr<Model::Placed> Model::placed(Entry& entry, const std::vector<int64_t>& symbols) {
+  const std::vector<size_t>& keys = entry.layout->keys;
+  const std::lock_guard<std::mutex> lock(entry.mutex);
+  for (auto at = entry.placed.begin(); at != entry.placed.end(); ++at) {
+    bool is_same = true;
+    for (size_t i = 0; is_same && i < keys.size(); ++i) is_same = (*at)->key[i] == symbols[keys[i]];
+    if (!is_same) continue;
+    if (at != entry.placed.begin()) entry.placed.splice(entry.placed.begin(), entry.placed, at);
+    return entry.placed.front();
+  }
+  auto made = std::make_shared<Placed>();
+  for (const size_t key : keys) made->key.push_back(symbols[key]);
+  made->program = place_program(*entry.layout, symbols.data());
+  check_placed(entry, *made->program, symbols);
+  entry.placed.push_front(made);
+  if (entry.placed.size() > kMostPlaced) entry.placed.pop_back();
+  return made;
+}
+
+// Inputs and outputs are as large as the program takes them for.
+void Model::check_placed(const Entry& entry, const Program& program, const std::vector<int64_t>& symbols) const {
+  for (size_t i = 0; i < program.inputs.size(); ++i) {
+    if (program.inputs[i] < 0) continue;
+    const Tensed& input = entry.about->inputs[i];
+    const Value& value = program.values[static_cast<size_t>(program.inputs[i])];
+    const int64_t bytes =
+        spanned_bytes(input.dtype, numbers_of(input.shape, symbols.data()), numbers_of(input.strides, symbols.data()));
+    if (value.dtype != input.dtype || value.nbytes > bytes) damaged("the program takes the input '" + input.name + "' for another tensor");
+  }
+  for (size_t i = 0; i < program.outputs.size(); ++i) {
+    const Value& value = program.values[static_cast<size_t>(program.outputs[i])];
+    if (value.shape != numbers_of(entry.about->outputs[i].shape, symbols.data()))
+      damaged("an output of '" + entry.about->name + "' has another shape than the manifest says");
+  }
+  if (entry.maker == nullptr) return;
+  for (size_t i = 0; i < program.constants.size(); ++i) {
+    if (program.constants[i] < 0) continue;
+    const Value& value = program.values[static_cast<size_t>(program.constants[i])];
+    const Program& maker = *entry.maker->program;
+    const Value& made = maker.values[static_cast<size_t>(maker.outputs[i])];
+    if (value.dtype != made.dtype || value.nbytes > made.nbytes) damaged("the program takes a constant for another tensor");
+  }
+}
+
+std::shared_ptr<const Model::Constants> Model::constants(Maker& maker, const std::shared_ptr<Weights>& weights) const {
+  const std::lock_guard<std::mutex> lock(maker.mutex);
+  const uint64_t version = weights->version.load();
+  if (maker.constants != nullptr && maker.constants->weights == weights && maker.constants->version == version)
+    return maker.constants;
+  if (maker.program == nullptr) maker.program = place_program(*maker.layout, nullptr);
+  const Program& program = *maker.program;
+  std::vector<char*> inputs;
+  for (const size_t weight : maker.weights) inputs.push_back(weights->data[weight]);
+  Frame frame(program);
+  const Block arena(program.arena_bytes);
+  static const std::vector<char*> no_weights;
+  static const std::vector<Held> no_constants;
+  const Call call{nullptr, inputs.data(), no_weights, no_constants, nullptr, *pool_, aten_, arena.data(), nullptr};
+  auto made = std::make_shared<Constants>();
+  made->weights = weights;
+  made->version = version;
+  made->held = execute(frame, call, true);
+  maker.constants = made;
+  return made;
+}
+
+void Model::prepare(size_t number) {
+  Entry& entry = *entries_.at(number);
+  if (!entry.aten.empty() && aten_ == nullptr) {
+    fail(LW_NEEDS_ATEN, "the entry '" + entry.about->name + "' calls operators of torch: " + entry.aten +
+                            ". Run it with liblampwork_torch, or export it with require=\"standalone\"");
+  }
+  if (entry.maker != nullptr) (void)constants(*entry.maker, weights());
+}
+
+// --- calls ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Whether the sizes of inputs are such as an entry is for.
+bool fits(const EntryManifest& about, const std::vector<Given>& inputs) {
+  if (inputs.size() != about.inputs.size()) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const std::vector<int64_t>& sizes = about.inputs[i].sizes;
+    if (inputs[i].ndim != sizes.size()) return false;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] >= 0 && inputs[i].shape[d] != sizes[d]) return false;
+    }
+  }
+  return std::all_of(about.symbols.begin(), about.symbols.end(), [&](const Symbol& symbol) {
+    if (symbol.kind != SymbolKind::Size) return true;
+    const int64_t size = inputs[symbol.input].shape[symbol.dim];
+    return size >= symbol.min && (!symbol.max || size <= *symbol.max);
+  });
+}
+
+// The numbers of an entry's symbols in a call; LW_INPUT if it does not take such inputs.
+std::vector<int64_t> solve(const EntryManifest& about, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers) {
+  const std::string of = "'" + about.name + "'";
+  if (inputs.size() != about.inputs.size()) {
+    fail(LW_INPUT, of + " takes " + std::to_string(about.inputs.size()) + " tensors, and got " + std::to_string(inputs.size()));
+  }
+  if (numbers.size() != about.arguments.size()) {
+    fail(LW_INPUT, of + " takes " + std::to_string(about.arguments.size()) + " numbers" +
+                       (about.arguments.empty() ? "" : " (" + listed(about.arguments, ", ") + ")") + ", and got " +
+                       std::to_string(numbers.size()));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensed& input = about.inputs[i];
+    const Given& given = inputs[i];
+    if (given.dtype != input.dtype) {
+      fail(LW_INPUT, "the input '" + input.name + "' of " + of + " is " + name_of(given.dtype) + "; " + name_of(input.dtype) +
+                         " was expected");
+    }
+    if (given.ndim != input.shape.size()) {
+      fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has " + std::to_string(given.ndim) + " dimensions; " +
+                         std::to_string(input.shape.size()) + " were expected");
+    }
+    int64_t elements = 1;
+    for (size_t d = 0; d < given.ndim; ++d) {
+      if (given.shape[d] < 0 || __builtin_mul_overflow(elements, given.shape[d], &elements)) {
+        fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has the impossible shape " + shown(given.shape, given.ndim));
+      }
+      if (given.strides != nullptr && given.strides[d] < 0)
+        fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has a negative stride. Copy it");
+    }
+    if (given.data == nullptr && elements > 0) fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has no memory");
+  }
+  std::vector<int64_t> symbols(about.symbols.size());
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    const Symbol& symbol = about.symbols[i];
+    std::string what;
+    if (symbol.kind == SymbolKind::Number) {
+      symbols[i] = numbers[symbol.input];
+      what = "the number '" + about.arguments[symbol.input] + "'";
+    } else {
+      const Given& given = inputs[symbol.input];
+      const bool is_size = symbol.kind == SymbolKind::Size;
+      if (is_size) {
+        symbols[i] = given.shape[symbol.dim];
+      } else if (given.strides != nullptr) {
+        symbols[i] = given.strides[symbol.dim];
+      } else {
+        symbols[i] = contiguous_strides({given.shape, given.shape + given.ndim})[symbol.dim];
+      }
+      what = (is_size ? "dimension " : "the stride of dimension ") + std::to_string(symbol.dim) + " of the input '" +
+             about.inputs[symbol.input].name + "'";
+    }
+    if (symbols[i] < symbol.min || (symbol.max && symbols[i] > *symbol.max)) {
+      // Sizes of 1 are those of other entries.
+      const int64_t least = symbol.min == 2 && !about.otherwise.empty() ? 1 : symbol.min;
+      fail(LW_INPUT, what + " of " + of + " is " + std::to_string(symbols[i]) + "; " +
+                         (symbol.max ? "between " + std::to_string(least) + " and " + std::to_string(*symbol.max)
+                                     : "at least " + std::to_string(least)) +
+                         " was expected (" + symbol.name + ")");
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensed& input = about.inputs[i];
+    for (size_t d = 0; d < input.shape.size(); ++d) {
+      int64_t wanted = 0;
+      if (!input.shape[d].evaluate(symbols.data(), wanted)) fail(LW_INPUT, "a size of the input '" + input.name + "' leaves int64");
+      if (inputs[i].shape[d] != wanted) {
+        fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has " + std::to_string(inputs[i].shape[d]) + " in dimension " +
+                           std::to_string(d) + "; " + std::to_string(wanted) + " was expected");
+      }
+    }
+  }
+  for (const Condition& condition : about.conditions) {
+    int64_t value = 0;
+    bool holds = condition.index.evaluate(symbols.data(), value);
+    if (condition.relation == Relation::Equal) holds = holds && value == 0;
+    if (condition.relation == Relation::NotEqual) holds = holds && value != 0;
+    if (condition.relation == Relation::NotNegative) holds = holds && value >= 0;
+    if (!holds) {
+      std::string sizes;
+      for (size_t i = 0; i < symbols.size(); ++i)
+        sizes += (sizes.empty() ? "" : ", ") + about.symbols[i].name + " = " + std::to_string(symbols[i]);
+      fail(LW_INPUT, of + " was exported for inputs with " + condition.text + ", which does not hold for " + sizes);
+    }
+  }
+  return symbols;
+}
+
+// What an input or result lies in, of the caller's.
+struct Range {
+  const char* begin;
+  const char* end;
+  bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
+std::vector<int64_t> strides_of(const Given& given) {
+  if (given.strides != nullptr) return {given.strides, given.strides + given.ndim};
+  return contiguous_strides({given.shape, given.shape + given.ndim});
+}
+
+Range range_of(const Given& given, const std::vector<int64_t>& strides) {
+  const int64_t bytes = spanned_bytes(given.dtype, {given.shape, given.shape + given.ndim}, strides);
+  return {given.data, given.data + bytes};
+}
+
+}  // namespace
+
+// The entry that serves a call: another one for sizes of 1. If none fits, the first one says why.
+size_t Model::serving(size_t number, const std::vector<Given>& inputs) const {
+  const EntryManifest& about = manifest_.entries[number];
+  if (about.otherwise.empty() || fits(about, inputs)) return number;
+  for (const size_t other : about.otherwise) {
+    if (fits(manifest_.entries[other], inputs)) return other;
+  }
+  return number;
+}
+
+std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers,
+                               const std::vector<Given>& into) {
+  const size_t number = serving(called, inputs);
+  Entry& entry = *entries_.at(number);
+  const EntryManifest& about = *entry.about;
+  if (!entry.aten.empty() && aten_ == nullptr) prepare(number);
+  const std::vector<int64_t> symbols = solve(about, inputs, numbers);
+
+  std::unique_lock<std::shared_mutex> alone(writing_, std::defer_lock);
+  std::shared_lock<std::shared_mutex> shared(writing_, std::defer_lock);
+  if (entry.writes_weights) {
+    alone.lock();
+  } else if (writes_weights_) {
+    shared.lock();
+  }
+  const std::shared_ptr<Weights> weights = this->weights();
+  const std::shared_ptr<const Constants> constants = entry.maker == nullptr ? nullptr : this->constants(*entry.maker, weights);
+  const std::shared_ptr<Placed> placed = this->placed(entry, symbols);
+  const Program& program = *placed->program;
+
+  // Inputs in the layouts that the program was made for.
+  std::vector<char*> data(inputs.size());
+  std::vector<std::shared_ptr<void>> objects(inputs.size());
+  std::vector<std::unique_ptr<Block>> copies(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Given& given = inputs[i];
+    const std::vector<int64_t> wanted = numbers_of(about.inputs[i].strides, symbols.data());
+    const std::vector<int64_t> there = strides_of(given);
+    data[i] = given.data;
+    objects[i] = given.object;
+    if (same_layout(given.shape, given.ndim, there.data(), wanted.data()) && is_aligned(given.data, given.dtype)) continue;
+    const std::vector<int64_t> shape(given.shape, given.shape + given.ndim);
+    copies[i] = std::make_unique<Block>(static_cast<size_t>(spanned_bytes(given.dtype, shape, wanted)));
+    copy_strided(copies[i]->data(), wanted.data(), given.data, there.data(), shape, size_of(given.dtype));
+    data[i] = copies[i]->data();
+    objects[i] = nullptr;
+  }
+
+  // Results that can be made where the caller wants them.
+  if (!into.empty() && into.size() != about.leaves.size()) {
+    fail(LW_INPUT, "'" + about.name + "' gives " + std::to_string(about.leaves.size()) + " results, and got memory for " +
+                       std::to_string(into.size()));
+  }
+  std::vector<char*> results(program.outputs.size(), nullptr);
+  for (size_t i = 0; i < into.size(); ++i) {
+    const Leaf& leaf = about.leaves[i];
+    const Given& given = into[i];
+    const auto output = static_cast<size_t>(std::max<int64_t>(leaf.output, 0));
+    const Value* value = leaf.output < 0 ? nullptr : &program.values[static_cast<size_t>(program.outputs[output])];
+    const lw_dtype dtype = value == nullptr ? LW_INT64 : value->dtype;
+    const std::vector<int64_t> shape = value == nullptr ? std::vector<int64_t>{} : value->shape;
+    if (given.dtype != dtype || given.ndim != shape.size() || !std::equal(shape.begin(), shape.end(), given.shape)) {
+      fail(LW_INPUT, "the memory for the result '" + leaf.name + "' of '" + about.name + "' is for " + name_of(given.dtype) + " " +
+                         shown(given.shape, given.ndim) + "; " + name_of(dtype) + " " + shown(shape.data(), shape.size()) +
+                         " was expected");
+    }
+    const std::vector<int64_t> strides = strides_of(given);
+    const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+    if (given.data == nullptr && !is_empty) fail(LW_INPUT, "there is no memory for the result '" + leaf.name + "' of '" + about.name + "'");
+    if (value == nullptr || is_empty || value->kind != Kind::Fresh || !is_aligned(given.data, dtype)) continue;
+    if (!same_layout(shape.data(), shape.size(), strides.data(), value->strides.data())) continue;
+    const Range range = range_of(given, strides);
+    bool is_free = true;
+    for (const Given& input : inputs) is_free = is_free && !range.meets(range_of(input, strides_of(input)));
+    if (is_free) results[output] = given.data;
+  }
+
+  std::vector<char*> bound;
+  for (const size_t weight : about.weights) bound.push_back(weights->data[weight]);
+  static const std::vector<Held> no_constants;
+  Lease lease(*placed, arenas_);
+  const Call call{symbols.data(), data.data(), bound, constants == nullptr ? no_constants : constants->held,
+                  into.empty() ? nullptr : results.data(), *pool_, aten_, lease.arena(), objects.data()};
+  std::vector<Held> held;
+  try {
+    held = execute(lease.frame(), call, false);
+  } catch (...) {
+    if (entry.writes_weights) weights->version.fetch_add(1);
+    throw;
+  }
+
+  // What is written to.
+  for (const auto& [written, output] : about.writes) {
+    if (entry.written_by_program[written]) continue;
+    const Value& value = program.values[static_cast<size_t>(program.outputs[output])];
+    if (written < inputs.size()) {
+      if (value.shape != std::vector<int64_t>(inputs[written].shape, inputs[written].shape + inputs[written].ndim) ||
+          value.dtype != inputs[written].dtype) {
+        damaged("what is written to the input '" + about.inputs[written].name + "' is another tensor");
+      }
+      copy_strided(inputs[written].data, strides_of(inputs[written]).data(), held[output].data, value.strides.data(), value.shape,
+                   size_of(value.dtype));
+    } else {
+      const size_t at = about.weights[written - inputs.size()];
+      const Weight& weight = manifest_.weights[at];
+      if (value.shape != weight.shape || value.dtype != weight.dtype)
+        damaged("what is written to the weight '" + weight.name + "' is another tensor");
+      copy_strided(weights->data[at], weight.strides.data(), held[output].data, value.strides.data(), value.shape, size_of(value.dtype));
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (copies[i] == nullptr || !entry.written_by_program[i]) continue;
+    copy_strided(inputs[i].data, strides_of(inputs[i]).data(), copies[i]->data(),
+                 numbers_of(about.inputs[i].strides, symbols.data()).data(),
+                 {inputs[i].shape, inputs[i].shape + inputs[i].ndim}, size_of(inputs[i].dtype));
+  }
+  if (entry.writes_weights) weights->version.fetch_add(1);
+
+  std::vector<Output> outputs;
+  for (size_t i = 0; i < about.leaves.size(); ++i) {
+    const Leaf& leaf = about.leaves[i];
+    Output output{};
+    if (leaf.output < 0) {
+      int64_t value = 0;
+      if (!leaf.number.evaluate(symbols.data(), value)) fail(LW_INPUT, "the number '" + leaf.name + "' leaves int64");
+      auto block = std::make_shared<Block>(sizeof value);
+      std::memcpy(block->data(), &value, sizeof value);
+      output.held.data = block->data();
+      output.held.owner = std::move(block);
+      output.dtype = LW_INT64;
+    } else {
+      const auto at = static_cast<size_t>(leaf.output);
+      const Value& value = program.values[static_cast<size_t>(program.outputs[at])];
+      output.held = held[at];
+      output.dtype = value.dtype;
+      output.shape = value.shape;
+      output.strides = value.strides;
+    }
+    if (!into.empty() && output.held.data != into[i].data) {
+      copy_strided(into[i].data, strides_of(into[i]).data(), output.held.data, output.strides.data(), output.shape,
+                   size_of(output.dtype));
+    }
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
+}
+
+}  // namespace lampwork::runtime

@@ -1,0 +1,114 @@
+// A loaded artifact.
+#pragma once
+
+#include "execute.h"
+#include "machine_code.h"
+#include "manifest.h"
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+namespace lampwork::runtime {
+
+struct Options {
+  bool trusts = false;
+  int threads = 0;
+  std::string target;
+  bool calls_kernels = true;  // else they are linked, but replaced by what does nothing: for tests of damaged files
+};
+
+// A result of a call. `data` is nullptr where it lies in memory that the caller gave.
+struct Output {
+  Held held;
+  lw_dtype dtype;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
+
+// A tensor that the caller gives.
+struct Given {
+  char* data;
+  lw_dtype dtype;
+  size_t ndim;
+  const int64_t* shape;
+  const int64_t* strides;        // nullptr: contiguous
+  std::shared_ptr<void> object;  // at::Tensor, or nullptr
+};
+
+// The memory of all weights, in one state.
+struct Weights {
+  std::vector<char*> data;
+  std::vector<std::shared_ptr<const void>> owners;
+  std::atomic<uint64_t> version{0};  // counts what calls write to them
+};
+
+class Model {
+ public:
+  // Throws Error. `aten`: what runs operators of torch, if there is such; it outlives the model.
+  static std::unique_ptr<Model> load(const std::string& path, const Options& options, AtenLibrary* aten = nullptr);
+  static std::unique_ptr<Model> load(std::shared_ptr<const Bytes> bytes, const Options& options, AtenLibrary* aten = nullptr);
+  ~Model();
+
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& target() const { return target_; }
+  const std::string& reason() const { return reason_; }
+  // Entries are numbered: those that are called by name, `n_called` of the manifest.
+  size_t find_entry(const std::string& name) const;
+  // The operators of torch that an entry calls, in order, separated by spaces.
+  const std::string& aten_calls(size_t entry) const;
+
+  void set_weights(const std::string& path);
+  void set_weights(std::shared_ptr<const Bytes> bytes);
+  // Computes the constants of an entry.
+  void prepare(size_t entry);
+
+  // `into`: tensors for the results, one for each leaf, or empty: each result then has memory of its own.
+  std::vector<Output> run(size_t entry, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers,
+                          const std::vector<Given>& into);
+
+ private:
+  struct Entry;
+  struct Placed;
+  struct Constants;
+  struct Maker;
+  class Code;
+  class Lease;
+
+  Model();
+  void choose_target(const Options& options);
+  void read_entries(const Options& options);
+  std::string section(const std::string& name) const;
+  std::shared_ptr<Weights> make_weights(const Container& container, bool is_own) const;
+  void check_weights(const Entry& entry, const Layout& layout, Kind kind) const;
+  void note_writes(Entry& entry);
+  std::shared_ptr<Placed> placed(Entry& entry, const std::vector<int64_t>& symbols);
+  void check_placed(const Entry& entry, const Program& program, const std::vector<int64_t>& symbols) const;
+  std::shared_ptr<const Constants> constants(Maker& maker, const std::shared_ptr<Weights>& weights) const;
+  size_t serving(size_t entry, const std::vector<Given>& inputs) const;
+  std::shared_ptr<Weights> weights() const;
+  std::shared_ptr<Program> place_program(const Layout& layout, const int64_t* symbols) const;
+
+  Manifest manifest_;
+  std::unique_ptr<Container> container_;
+  std::string target_;
+  std::string reason_;
+  const TargetManifest* chosen_ = nullptr;
+  std::unique_ptr<Code> code_;
+  std::vector<std::unique_ptr<Entry>> entries_;
+  std::vector<std::shared_ptr<Maker>> makers_;
+  std::vector<bool> written_;  // weights that calls write to: each model has its own copy
+  bool writes_weights_ = false;
+  std::shared_mutex writing_;  // held alone by calls that write to weights
+  mutable std::mutex weights_mutex_;
+  std::shared_ptr<Weights> weights_;
+  Arenas arenas_;
+  std::unique_ptr<Pool> pool_;
+  AtenLibrary* aten_ = nullptr;
+};
+
+}  // namespace lampwork::runtime
