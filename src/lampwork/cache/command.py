@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lampwork import config
 from lampwork.cache.archive import read_archive, write_archive
-from lampwork.cache.index import Miss, Row, Unusable
+from lampwork.cache.database import Unusable
+from lampwork.cache.index import Miss, Row
 from lampwork.cache.key import Key, read_key
 from lampwork.cache.local import Local, local
 from lampwork.cache.remote import remote

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 from lampwork import logs
+from lampwork.cache.database import Unusable
 from lampwork.cache.entry import content_of, is_foreign, key_of
-from lampwork.cache.index import VERSION, Index, Miss, Row, Unusable
+from lampwork.cache.index import VERSION, Index, Miss, Row
 from lampwork.cache.key import Key
 from lampwork.cache.making import remove_left_over
 from lampwork.cache.objects import DAY, Damaged, Objects
@@ -194,6 +195,8 @@ def local(base: Path) -> Local:
     Raises:
         OSError: it cannot be made, is another user's, or others can write to it.
     """
+    # A relative path means another folder once the program has gone elsewhere.
+    base = base.absolute()
     folder = base / _FOLDER
     if not folder.is_dir():
         base.mkdir(mode=0o700, parents=True, exist_ok=True)

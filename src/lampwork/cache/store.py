@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Generator
 
 from lampwork import config, logs
+from lampwork.cache.database import Unusable
 from lampwork.cache.entry import content_of, entry_of
-from lampwork.cache.index import Unusable
 from lampwork.cache.key import Key
 from lampwork.cache.local import Local, local
 from lampwork.cache.making import making

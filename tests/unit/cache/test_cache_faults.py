@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from cache_processes import NOBODY, finish, run, start
 
 from lampwork import config, folders
-from lampwork.cache import Key, Store, index, making, objects, store
+from lampwork.cache import Key, Store, database, making, objects, store
 from lampwork.cache.index import Index
 from lampwork.cache.objects import DAY
 
@@ -158,7 +159,7 @@ def test_a_fork_in_the_middle(kept: Store) -> None:
 
             def work() -> None:
                 signal.alarm(20)
-                assert kept.local.index._connection is None
+                assert kept.local.index._database._connection is None
                 assert kept.get(KEY) == b"before"
                 with kept.making(KEY):
                     kept.put(key(100 + round), b"from a child")
@@ -581,7 +582,7 @@ def test_bits_that_flip_in_the_index(kept: Store) -> None:
 def test_an_index_that_stays_locked_is_a_miss(
     kept: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(index, "PATIENCE", 0.1)
+    monkeypatch.setattr(database, "PATIENCE", 0.1)
     kept.put(key(0), content(0))
     other = sqlite3.connect(kept.local.index.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -603,10 +604,41 @@ def test_a_python_without_sqlite(
     def none(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(index, "import_module", none)
+    monkeypatch.setattr(database, "import_module", none)
     kept.put(KEY, b"content")
     assert kept.get(KEY) is None
     assert "No module named 'sqlite3'" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_removed_is_made_again(kept: Store) -> None:
+    kept.put(KEY, b"content")
+    mask = os.umask(0o002)  # that of most users
+    try:
+        shutil.rmtree(kept.local.folder.parent)
+        assert kept.get(KEY) is None
+        kept.put(KEY, b"again")
+        run(lambda: None if opened().get(KEY) == b"again" else os._exit(2))
+    finally:
+        os.umask(mask)
+    assert kept.get(KEY) == b"again"
+    # Another process's index takes the place of ours.
+    kept.local.index.path.unlink()
+    run(lambda: opened().put(key(1), b"from another"))
+    assert kept.get(key(1)) == b"from another" and kept.get(KEY) == b"again"
+
+
+def test_a_handler_of_signals_may_ask_too(kept: Store) -> None:
+    """In the middle of a use of the same thread there is no answer, and that one goes on."""
+    kept.put(KEY, b"content")
+    asked: list[bytes | None] = []
+
+    def work(connection: sqlite3.Connection) -> int:
+        with database.writing(connection):
+            asked.append(kept.get(KEY))
+            return connection.execute("SELECT count(*) FROM entries").fetchone()[0]
+
+    assert kept.local.index._run(work) == 1 and asked == [None]
+    assert kept.get(KEY) == b"content" and kept.local.index.trouble == ""
 
 
 # Versions and clocks
