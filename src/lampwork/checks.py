@@ -196,17 +196,18 @@ class Several(Check):
 @record
 class Folder(Check):
     """A folder, which is made at once; "" or one of `words` stands for something else. `written`: it has to let files
-    be written."""
+    be written. `mode`: who may enter it, where it is made."""
 
     words: tuple[str, ...] = ()
     written: bool = True
+    mode: int = 0o777
 
     def look(self, name: str, value: Any, *, later: bool = False) -> None:
         if not value or value in self.words:
             return
         try:
             path = Path(cast(str, value)).expanduser()
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=self.mode, parents=True, exist_ok=True)
             if self.written:
                 # What permissions say is not the whole story: there are superusers, and systems that are read only.
                 with tempfile.NamedTemporaryFile(dir=path, prefix=".lampwork-"):

@@ -36,6 +36,7 @@ TOPICS = (
     "recompiles",
     "breaks",
     "progress",
+    "cache",
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 INSTRUCTION_SETS = ("amx", "avx512", "avx2", "sse4", "grid")
@@ -84,7 +85,10 @@ _WEIGHTS = _one_of("kept", "packed", fix='pass "packed" to keep weights in memor
 _BUDGET = Real(
     "a number from 0 to 1", "pass 1 to save what makes backward fastest, 0.5 to save half of that", most=1
 )
-_CACHE = Folder('a folder, "" or "off"', 'name another folder, or pass "off"', words=("off",), written=False)
+_BYTES = Whole("a number of bytes, 0 or more", "pass 2 * 2**30 for two GiB, 0 to add nothing")
+_CACHE = Folder(
+    'a folder, "" or "off"', 'name another folder, or pass "off"', words=("off",), written=False, mode=0o700
+)
 
 
 @record
@@ -166,6 +170,10 @@ class Config(Shown):
     cache: Annotated[str, _CACHE] = ""
     """The folder that keeps what one process found out for the next; "": lampwork in $XDG_CACHE_HOME, or in ~/.cache.
     "off": nothing is kept."""
+
+    cache_bytes: Annotated[int, _BYTES] = 2 << 30
+    """How many bytes of compiled programs the folder `cache` keeps (2 GiB); what was not used for longest makes
+    room."""
 
     def __post_init__(self) -> None:
         for name, check in checks().items():
