@@ -8,6 +8,7 @@ whether a folder can be written to, this CPU has an instruction set, a pass is r
 from __future__ import annotations
 
 import difflib
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -191,6 +192,27 @@ class Several(Check):
 
     def _unknown(self, text: str) -> tuple[str, ...]:
         return tuple(name for part in text.split(",") if (name := part.strip()) and name not in self.names)
+
+
+@record
+class Url(Check):
+    """A URL, or "". It has no password in it, as options are shown in reports and logs."""
+
+    fix: str = "put a password into the environment, never into the URL"
+
+    def taken(self, given: Any) -> Any:
+        if type(given) is not str or (given and not re.match(r"[a-z][a-z0-9+.-]*:/", given)):
+            return _WRONG
+        return _WRONG if _PASSWORD.search(given) else given
+
+    def value(self, name: str, given: Any) -> Any:
+        shown = _PASSWORD.sub("//...@", given) if isinstance(given, str) else given
+        if self.taken(given) is _WRONG:
+            raise OptionError(f"option {name!r} takes {self.takes}, got {shown!r}", fix=self.fix)
+        return given
+
+
+_PASSWORD = re.compile("//[^/@]*:[^/]*@")
 
 
 @record

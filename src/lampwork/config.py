@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
-from lampwork.checks import Check, Flag, Folder, OneOf, Real, Several, Told, Whole, nearest
+from lampwork.checks import Check, Flag, Folder, OneOf, Real, Several, Told, Url, Whole, nearest
 from lampwork.display import Shown
 from lampwork.errors import OptionError, warn
 from lampwork.records import record
@@ -89,6 +89,7 @@ _BYTES = Whole("a number of bytes, 0 or more", "pass 2 * 2**30 for two GiB, 0 to
 _CACHE = Folder(
     'a folder, "" or "off"', 'name another folder, or pass "off"', words=("off",), written=False, mode=0o700
 )
+_REMOTE = Url('a URL such as "s3://bucket/folder", "redis://host:6379/0" or "file:///shared/folder"')
 
 
 @record
@@ -175,6 +176,10 @@ class Config(Shown):
     """How many bytes of compiled programs the folder `cache` keeps (2 GiB); what was not used for longest makes
     room."""
 
+    cache_remote: Annotated[str, _REMOTE] = ""
+    """Where several machines share what the folder `cache` keeps: a URL that fsspec serves, or one of Redis; "":
+    nowhere. It takes a secret, in LAMPWORK_CACHE_REMOTE_KEY."""
+
     def __post_init__(self) -> None:
         for name, check in checks().items():
             object.__setattr__(self, name, check.value(name, getattr(self, name)))
@@ -257,8 +262,14 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Config:
 
 PREFIX = "LAMPWORK_"
 
+SECRET = "LAMPWORK_CACHE_REMOTE_KEY"
+PASSWORD = "LAMPWORK_CACHE_REMOTE_PASSWORD"
+SECRETS = frozenset({SECRET, PASSWORD})
+"""Variables whose values are never shown."""
+
 OTHER_VARIABLES = frozenset(
     {
+        *SECRETS,
         "LAMPWORK_BUILD_DEBUG",
         "LAMPWORK_BUILD_SANITIZE",
         "LAMPWORK_CUDA_DRIVER",

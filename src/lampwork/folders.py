@@ -59,7 +59,7 @@ def kept_file(path: Path, most: int) -> tuple[bytes, os.stat_result]:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is no regular file")
-        return file.read(most + 1), found
+        return file.read(min(most, found.st_size) + 1), found
 
 
 def is_own(found: os.stat_result) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import stat
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 from lampwork import logs
-from lampwork.cache import making
-from lampwork.cache.entry import content_of, entry_of, is_foreign, key_of
-from lampwork.cache.index import VERSION, Index, Miss, Row, Unusable
+from lampwork.cache.database import Unusable
+from lampwork.cache.entry import content_of, is_foreign, key_of
+from lampwork.cache.index import VERSION, Index, Miss, Row
 from lampwork.cache.key import Key
+from lampwork.cache.making import remove_left_over
 from lampwork.cache.objects import DAY, Damaged, Objects
 from lampwork.folders import is_own
 from lampwork.locks import new_lock
@@ -42,10 +42,8 @@ class Local:
             row = self.index.find(key.digest)
             if row is None:
                 return None
-            entry = self._read(row.name)
-            content = None if entry is None else content_of(key, entry)
+            content = self._content(key, row.name)
             if content is None:
-                self._drop(row.name)
                 return None
         except Unusable as error:
             _say(f"the index in {self.folder} cannot be used: {error}")
@@ -56,12 +54,9 @@ class Local:
                 self.index.use(key.digest, now)
         return content
 
-    def put(self, key: Key, content: bytes, most: int) -> None:
-        """Keep the content of a key. What was not used for longest makes room for it, down to `most` bytes."""
-        self.put_entry(key, entry_of(key, content), most)
-
-    def put_entry(self, key: Key, entry: bytes, most: int) -> bool:
-        """Keep an entry of `key`; gives whether it is kept."""
+    def put(self, key: Key, entry: bytes, most: int) -> bool:
+        """Keep an entry of `key`; gives whether it is kept. What was not used for longest makes room for it, down to
+        `most` bytes."""
         if len(entry) > min(most, MOST_BYTES):
             _say(f"{key} is not kept: it has {len(entry)} bytes, above the limit")
             return False
@@ -80,11 +75,6 @@ class Local:
             self.index.note_miss(key, time.time())
         except Unusable as error:
             _say(f"the miss of {key} is not noted: {error}")
-
-    @contextlib.contextmanager
-    def making(self, key: Key) -> Generator[None]:
-        with making.making(self.folder / "making", key.digest):
-            yield
 
     def rows(self, kind: str | None = None) -> list[Row]:
         """All entries; what was used last comes first.
@@ -115,14 +105,16 @@ class Local:
         return len(names)
 
     def verify(self) -> tuple[int, list[str]]:
-        """Read all files; gives how many are whole, and what was wrong with the others, which are removed.
+        """Read all files; gives how many are whole, and what was wrong with the others, of which those that can be read
+        are removed.
 
         Raises:
             Unusable: the index does not answer.
             OSError: the folder cannot be read.
         """
         known, whole, wrong = self.index.names(), 0, list[str]()
-        for name in list(self.objects.names()):
+        seen = set(self.objects.names())
+        for name in sorted(seen):
             try:
                 entry = self.objects.read(name, MOST_BYTES)
                 key = None if entry is None else key_of(entry)
@@ -130,25 +122,38 @@ class Local:
                     continue
                 if key is None:
                     raise Damaged("it is no entry")
-            except (Damaged, OSError) as error:
-                wrong.append(f"{name}: {error}")
+            except OSError as error:
+                wrong.append(f"{name} cannot be read: {error}")
+                continue
+            except Damaged as error:
+                wrong.append(f"{name} is removed: {error}")
                 self._drop(name)
                 continue
             whole += 1
             if name not in known:
                 self.index.keep(key, name, len(entry), time.time(), _NO_LIMIT)
-        for name in known:
+        for name in known - seen:
             if not self.objects.has(name):
-                wrong.append(f"{name}: there is no such file")
+                wrong.append(f"{name} is not there")
                 self._drop(name)
         return whole, wrong
 
-    def _read(self, name: str) -> bytes | None:
+    def _content(self, key: Key, name: str) -> bytes | None:
+        """What a file says of `key`. One that says nothing is removed, one that cannot be read now may be later."""
         try:
-            return self.objects.read(name, MOST_BYTES)
-        except (Damaged, OSError) as error:
+            entry = self.objects.read(name, MOST_BYTES)
+            content = None if entry is None else content_of(key, entry)
+            if entry is not None and content is None:
+                raise Damaged(f"it is not about {key}")
+        except OSError as error:
             _say(f"{self.objects.path(name)} is not used: {error}")
             return None
+        except Damaged as error:
+            _say(f"{self.objects.path(name)} is not used: {error}")
+            content = None
+        if content is None:
+            self._drop(name)
+        return content
 
     def _drop(self, name: str) -> None:
         """Remove an entry that is of no use."""
@@ -164,7 +169,7 @@ class Local:
             if not self.index.is_due("tidy", time.time(), DAY):
                 return
             self.objects.remove_left_over()
-            making.remove_left_over(self.folder / "making", DAY)
+            remove_left_over(self.folder / "making", DAY)
             known, names = self.index.names(), set(self.objects.names())
             for found in map(self.objects.found, names - known):
                 if found is None:
@@ -190,6 +195,8 @@ def local(base: Path) -> Local:
     Raises:
         OSError: it cannot be made, is another user's, or others can write to it.
     """
+    # A relative path means another folder once the program has gone elsewhere.
+    base = base.absolute()
     folder = base / _FOLDER
     if not folder.is_dir():
         base.mkdir(mode=0o700, parents=True, exist_ok=True)

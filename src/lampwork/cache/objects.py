@@ -74,6 +74,8 @@ class Objects:
             OSError: it cannot be written.
         """
         name = name_of(entry)
+        # Somebody may have removed all of it.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keep_file(self.path(name), entry)
         return name
 

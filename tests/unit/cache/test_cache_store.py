@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from cache_processes import run
 
 from lampwork import config
 from lampwork.cache import Key, Store, store
@@ -88,13 +87,12 @@ def test_a_file_is_named_for_its_bytes_and_is_the_users_alone(kept: Store) -> No
 
 def test_another_process_finds_it(kept: Store) -> None:
     kept.put(KEY, b"from here")
-    code = (
-        "from lampwork.cache import Key, store\n"
-        f"found = store().get(Key('program', {dict(KEY.parts)!r}))\n"
-        "store().put(Key('x', {}), found + b' and there')"
-    )
-    folder = str(kept.local.folder.parent)
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "LAMPWORK_CACHE": folder}, check=True)
+
+    def work() -> None:
+        found = store().get(KEY)
+        store().put(Key("x", {}), found + b" and there")
+
+    run(work)
     assert kept.get(Key("x", {})) == b"from here and there"
 
 
