@@ -45,7 +45,7 @@ NOT_IN_CODE: Mapping[str, str] = {
     "memory_budget": "the graph is what was split by it",
     "cache": "where things are kept",
     "cache_bytes": "how much is kept",
-    "cache_shared": "where things are kept",
+    "cache_remote": "where things are kept",
 }
 """The options that make no difference to the code of a given graph, and why. All others are in the key."""
 

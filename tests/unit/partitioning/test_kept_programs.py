@@ -247,7 +247,7 @@ def test_other_machines_code_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_out_of_the_key_are_options() -> None:
     """So that a new option is in the key until somebody has thought about it."""
     names = {each.name for each in fields(Config)}
-    assert not kept.NOT_IN_CODE.keys() - names - {"cache_shared"}
+    assert not kept.NOT_IN_CODE.keys() - names
     shown = kept.options_text(config.current())
     assert "isa=''" in shown and "verify='graph'" in shown and "cache" not in shown
 
