@@ -19,7 +19,7 @@ from lampwork.graph.copying import copy_graph
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.runtime.layout import AtenStep, Layout
-from lampwork.runtime.program import CallAten
+from lampwork.runtime.program import CallAten, Program
 from lampwork.transforms.pipeline import run_passes
 
 
@@ -68,7 +68,8 @@ def compile_for(
         ctx.backend_passes = passes_of([backend])
         run_passes(copy, options, ctx=ctx)
         artifacts, _ = compile_open(copy, mutations, target, title=name)
-    layout, generated = cast(Layout, artifacts.layout), cast(Generated, artifacts.generated)
+    program = cast(Program, artifacts.program)
+    layout, generated = cast(Layout, program.layout), cast(Generated, artifacts.generated)
     return CompiledFor(target, layout, _calls(layout, [*generated.tasks, *generated.constant_tasks]))
 
 
