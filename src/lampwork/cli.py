@@ -39,6 +39,7 @@ ELSEWHERE = {
         "lampwork.cache.command",
         "look at what is kept on disk between processes, clear it, or take it along",
     ),
+    "inspect": ("lampwork.artifacts.inspecting", "say what is in a .lamp file"),
     "study": ("lampwork.study.command", "measure what each optimization is worth to each architecture"),
 }
 """Commands with arguments of their own: where their `main` is, and what they do. They are loaded when asked for."""

@@ -8,7 +8,8 @@ where the code is not trusted (`trust.py`), and `calls.py` runs them. `exports/l
 from __future__ import annotations
 
 from lampwork.artifacts.calls import LoadedEntry
+from lampwork.artifacts.inspecting import Inspection, inspect
 from lampwork.artifacts.load import load
 from lampwork.artifacts.model import LoadedModel
 
-__all__ = ["LoadedEntry", "LoadedModel", "load"]
+__all__ = ["Inspection", "LoadedEntry", "LoadedModel", "inspect", "load"]
