@@ -123,11 +123,10 @@ class Result:
     that are not None items, by name or number, in the order of the class."""
 
     def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
-        vars(self).update(fields)
-        self._name, self._fields = name, tuple(fields)
+        vars(self).update(fields, _name=name, _fields=tuple(fields))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("_name", "_fields", *self._fields):
+        if name not in self._fields:
             self._fields = (*self._fields, name)
         super().__setattr__(name, value)
 

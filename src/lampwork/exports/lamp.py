@@ -42,7 +42,9 @@ from lampwork.records import record
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
 
-_MOST_FOR_ONE = 7
+_MOST_APART = 16
+"""How many programs are made for sizes that are apart, at most."""
+
 _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 """What code is made for beside this machine's own, where nobody says."""
 
@@ -140,6 +142,33 @@ class _Captured:
     training: bool
     otherwise: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+    served: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
+    """(id of a tensor, dimension, size): what entries beside this one are for."""
+
+    def left_out(self, group: Sequence[Open]) -> tuple[int, ...]:
+        """The sizes that this entry leaves out, and another one may serve."""
+        found = [] if any((each.low or 1) > 1 for each in group) else [1]
+        high = next((each.high for each in group if each.high is not None), None)
+        names = self.symbols_of(group)
+        bounds = [
+            bound[2]
+            for condition in self.region.conditions
+            if (bound := _bound(condition)) is not None and bound[1] is None and bound[0] in names
+        ]
+        top = min(bounds, default=None)
+        if top is not None and top != high and (high is None or top + 1 == high):
+            found.append(top + 1)
+        return tuple(found)
+
+    def symbols_of(self, group: Sequence[Open]) -> frozenset[str]:
+        """The symbols of sizes."""
+        wanted = {(id(each.tensor), each.dim) for each in group}
+        args, kwargs = self.call.args, self.call.kwargs
+        return frozenset(
+            symbol.name
+            for symbol in self.region.symbols
+            if symbol.kind == "size" and (id(find(symbol.source, args, kwargs)), symbol.dim) in wanted
+        )
 
     @property
     def groups(self) -> list[list[Open]]:
@@ -195,14 +224,16 @@ def export_artifact(
     captured: dict[str, _Captured] = {}
     for name, call in calls.items():
         captured[name] = whole = _capture(name, call)
-        captured.update(_for_one(name, whole))
+        captured.update(_apart(name, whole))
     weights = _Weights(root)
     bound = {name: weights.numbers(each) for name, each in captured.items()}
     sections: dict[str, bytes] = {}
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
-        check_open(each.conditions, each.region, each.sizes, each.call.args, each.call.kwargs)
+        if m.is_entry_name(name):
+            call = each.call
+            check_open(each.conditions, each.region, each.sizes, call.args, call.kwargs, each.served)
         graph = f"{SECTION}graph.{name}"
         sections[graph] = to_text(graph_to_json(each.piece.graph))
         entries[name] = _entry(each, bound[name], graph)
@@ -316,22 +347,21 @@ def _capture(name: str, call: Call) -> _Captured:
     )
 
 
-def _for_one(name: str, whole: _Captured) -> dict[str, _Captured]:
-    """The same call with 1 for sizes that are open: it broadcasts, so programs for it are others. One for each of the
-    sizes, and for several of them together."""
-    groups = [group for group in whole.groups if all((each.low or 1) < 2 for each in group)]
+def _apart(name: str, whole: _Captured) -> dict[str, _Captured]:
+    """The same call with open sizes fixed at numbers that a program for all sizes leaves out: 1, which broadcasts, and
+    the largest, if the model asks whether a size is smaller. One for each of the sizes, and for several together."""
+    groups = whole.groups
+    tries = [(0, *whole.left_out(group)) for group in groups]
     found: dict[str, _Captured] = {}
-    numbers = range(len(groups))
-    chosen = [c for count in numbers for c in itertools.combinations(numbers, count + 1)]
-    for combination in chosen[:_MOST_FOR_ONE]:
-        ones = [each for number in combination for each in groups[number]]
-        narrowed: dict[int, Tensor] = {}
-        for each in ones:
-            before = narrowed.get(id(each.tensor), each.tensor)
-            narrowed[id(each.tensor)] = before.narrow(each.dim, 0, 1)
-        made = {key: tensor.detach().clone() for key, tensor in narrowed.items()}
+    for chosen in itertools.islice(itertools.product(*tries), _MOST_APART):
+        fixed = [(each, size) for group, size in zip(groups, chosen, strict=True) for each in group if size]
+        if not fixed:
+            continue
+        made: dict[int, Tensor] = {}
+        for each, size in fixed:
+            made[id(each.tensor)] = _sized(made.get(id(each.tensor), each.tensor), each.dim, size)
         args, kwargs = _with(whole.call.args, made), _with(whole.call.kwargs, made)
-        closed = {(id(each.tensor), each.dim) for each in ones}
+        closed = {(id(each.tensor), each.dim) for each, _ in fixed}
         rest = tuple(
             replace(each, tensor=made.get(id(each.tensor), each.tensor))
             for each in whole.sizes
@@ -341,17 +371,25 @@ def _for_one(name: str, whole: _Captured) -> dict[str, _Captured]:
         try:
             found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest))
         except Exception as error:
-            must = next((each for each in ones if each.must and each.low == 1), None)
-            if must is not None:
-                raise ExportError(
-                    f"{must.where} cannot be 1, as {must.name or 'its Dim'} says: {text_of(error)}",
-                    fix="give the Dim min=2",
-                ) from error
-            where = " and ".join(each.where for each in ones)
-            whole.notes.append(f"{where} cannot be 1: {text_of(error).splitlines()[0]}")
+            for each, size in fixed:
+                if each.must and size in (each.low, each.high):
+                    raise ExportError(
+                        f"{each.where} cannot be {size}, as {each.name or 'its Dim'} says: {text_of(error)}",
+                        fix="give the Dim other bounds",
+                    ) from error
+            said = " and ".join(f"{each.where} {size}" for each, size in fixed)
+            whole.notes.append(f"it does not take {said}: {text_of(error).splitlines()[0]}")
             continue
         whole.otherwise.append(key)
+        for each, size in fixed:
+            whole.served.add((id(each.tensor), each.dim, size))
     return found
+
+
+def _sized(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """A tensor like another one, of another size, with its first part all along."""
+    first = tensor.detach().narrow(dim, 0, 1)
+    return first.clone() if size == 1 else first.repeat_interleave(size, dim)
 
 
 def _with(value: Any, tensors: Mapping[int, Tensor]) -> Any:
