@@ -10,5 +10,6 @@ from __future__ import annotations
 from lampwork.artifacts.calls import LoadedEntry
 from lampwork.artifacts.load import load
 from lampwork.artifacts.model import LoadedModel
+from lampwork.artifacts.trust import generate_key, sign, verify
 
-__all__ = ["LoadedEntry", "LoadedModel", "load"]
+__all__ = ["LoadedEntry", "LoadedModel", "generate_key", "load", "sign", "verify"]
