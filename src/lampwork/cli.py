@@ -35,6 +35,7 @@ from lampwork.standard import math
 
 ELSEWHERE = {
     "bench": ("lampwork.bench.__main__", "measure networks under every compiler"),
+    "inspect": ("lampwork.artifacts.inspecting", "say what is in a .lamp file"),
     "study": ("lampwork.study.command", "measure what each optimization is worth to each architecture"),
 }
 """Commands with arguments of their own: where their `main` is, and what they do. They are loaded when asked for."""

@@ -8,8 +8,18 @@ where the code is not trusted (`trust.py`), and `calls.py` runs them. `exports/l
 from __future__ import annotations
 
 from lampwork.artifacts.calls import LoadedEntry
+from lampwork.artifacts.inspecting import Inspection, inspect
 from lampwork.artifacts.load import load
 from lampwork.artifacts.model import LoadedModel
 from lampwork.artifacts.trust import generate_key, sign, verify
 
-__all__ = ["LoadedEntry", "LoadedModel", "generate_key", "load", "sign", "verify"]
+__all__ = [
+    "Inspection",
+    "LoadedEntry",
+    "LoadedModel",
+    "generate_key",
+    "inspect",
+    "load",
+    "sign",
+    "verify",
+]

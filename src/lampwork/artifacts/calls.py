@@ -141,7 +141,7 @@ class LoadedEntry:
                 if shape[dim] != size:
                     return False
         for symbol in self.spec.symbols:
-            if symbol.kind == "size":
+            if symbol.index is None:
                 size = tensors[symbol.input].shape[symbol.dim]
                 if size < symbol.min or (symbol.max is not None and size > symbol.max):
                     return False
@@ -183,7 +183,10 @@ class LoadedEntry:
         values: dict[str, int] = {}
         for symbol in spec.symbols:
             tensor = tensors[symbol.input]
-            value = tensor.shape[symbol.dim] if symbol.kind == "size" else tensor.stride(symbol.dim)
+            if symbol.index is not None:
+                values[symbol.name] = evaluate(symbol.index, values)
+                continue
+            value = tensor.shape[symbol.dim]
             if value < symbol.min or (symbol.max is not None and value > symbol.max):
                 raise self._wrong(
                     f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}",

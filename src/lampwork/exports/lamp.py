@@ -171,6 +171,22 @@ class _Captured:
         )
 
     @property
+    def strides(self) -> dict[str, Index]:
+        """The symbols that are strides, as the sizes give them: a call's inputs are laid out so."""
+        found: dict[str, Index] = {}
+        for number, source in enumerate(self.piece.sources):
+            dims = {
+                symbol.dim: symbol.name
+                for symbol in self.region.symbols
+                if symbol.kind == "stride" and symbol.source == source
+            }
+            if dims:
+                tensor = find(source, self.call.args, self.call.kwargs)
+                made = strides_of(tensor, self.piece.placeholders[number].meta["val"].shape)
+                found.update((name, as_index(made[dim])) for dim, name in dims.items())
+        return found
+
+    @property
     def groups(self) -> list[list[Open]]:
         """The open sizes; those that are one number are together."""
         args, kwargs = self.call.args, self.call.kwargs
@@ -557,13 +573,19 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
     symbols, conditions = _symbols(captured)
     placeholders = piece.placeholders[: len(piece.inputs)]
     return m.Entry(
-        tuple(_tensed(name, node) for name, node in zip(piece.inputs, placeholders, strict=True)),
+        tuple(
+            _tensed(name, node, captured.strides)
+            for name, node in zip(piece.inputs, placeholders, strict=True)
+        ),
         args,
         kwargs,
         symbols,
         conditions,
         weights,
-        tuple(_tensed(name, node) for name, node in zip(piece.outputs, piece.results, strict=True)),
+        tuple(
+            _tensed(name, node, captured.strides)
+            for name, node in zip(piece.outputs, piece.results, strict=True)
+        ),
         _result(piece.whole),
         piece.writes,
         graph,
@@ -577,9 +599,13 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
     )
 
 
-def _tensed(name: str, node: fx.Node) -> m.Tensed:
+def _tensed(name: str, node: fx.Node, known: Mapping[str, Index]) -> m.Tensed:
     spec = cast(TensorSpec, node.meta["val"])
-    return m.Tensed(name, spec.dtype, tuple(map(as_index, spec.shape)), tuple(map(as_index, spec.strides)))
+    shape, strides = (
+        tuple(replace_symbols(as_index(each), known) for each in found)
+        for found in (spec.shape, spec.strides)
+    )
+    return m.Tensed(name, spec.dtype, shape, strides)
 
 
 def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition, ...]]:
@@ -597,6 +623,7 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
         else:
             lows[bound[0]] = max(lows[bound[0]], bound[2])
     found: list[m.Symbol] = []
+    strides = captured.strides
     for symbol in captured.region.symbols:
         low = lows[symbol.name]
         while Condition("!=", Index.sym(symbol.name) - low) in [Condition(c.op, c.index) for c in others]:
@@ -609,9 +636,12 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
                 highs.get(symbol.name),
                 at[symbol.source],
                 symbol.dim,
-                cast(Any, symbol.kind),
+                strides.get(symbol.name),
             )
         )
+    found.sort(key=lambda each: each.index is not None)
+    others = [replace(each, index=replace_symbols(each.index, strides)) for each in others]
+    others = [each for each in others if not (each.index.is_const and each.holds({}))]
     return tuple(found), tuple(others)
 
 
