@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
@@ -97,6 +98,19 @@ class Build(BuildExtension):
             self.note(extension.name).write_text(made_with)
 
 
+class Sources(build_py):
+    """Puts the headers of the C++ runtime into a wheel, as lampwork/include."""
+
+    def run(self) -> None:
+        super().run()
+        headers = ROOT / "cpp" / "include"
+        if headers.is_dir() and not self.editable_mode:
+            for path in sorted(headers.rglob("*.h*")):
+                target = Path(self.build_lib, "lampwork", "include", path.relative_to(headers))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(path), str(target))
+
+
 # torch keeps no binary interface between minor versions: the extension runs with the one that it was built with.
 MINOR = ".".join(torch.__version__.split(".")[:2])
 
@@ -121,5 +135,5 @@ setup(
             extra_link_args=["-fopenmp", *CHECKS] if DEBUG or SANITIZE else ["-fopenmp", "-s"],
         )
     ],
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Build, "build_py": Sources},
 )

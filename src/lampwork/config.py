@@ -271,6 +271,7 @@ OTHER_VARIABLES = frozenset(
     {
         *SECRETS,
         "LAMPWORK_BUILD_DEBUG",
+        "LAMPWORK_BUILD_REUSE",
         "LAMPWORK_BUILD_SANITIZE",
         "LAMPWORK_CUDA_DRIVER",
         "LAMPWORK_FUEL_LOG",

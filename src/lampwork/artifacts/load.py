@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -76,7 +77,11 @@ def load(
     for name, spec in reversed(tuple(manifest.entries.items())):
         bound = [tensors[manifest.weights[number].name] for number in spec.weights]
         others = tuple(entries[other] for other in spec.otherwise)
-        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(sources[name], bound), others)
+        source = sources[name]
+        known = {(each.op, each.index) for each in spec.conditions}
+        further = [each for each in source.conditions if (each.op, each.index) not in known]
+        spec = replace(spec, conditions=(*spec.conditions, *further))
+        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(source, bound), others)
     model.serve({name: entries[name] for name in _names(manifest)}, main)
     return model
 
