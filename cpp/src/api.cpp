@@ -110,13 +110,6 @@ const char* lw_error(void) { return last_error.c_str(); }
 
 int lw_abi_version(void) { return LW_ABI_VERSION; }
 
-const char* lw_status_name(lw_status status) {
-  static const char* const names[] = {"LW_OK",     "LW_ARGUMENT", "LW_FILE",    "LW_FORMAT",     "LW_VERSION", "LW_TRUST", "LW_TARGET",
-                                      "LW_INPUT", "LW_WEIGHTS",  "LW_NEEDS_ATEN", "LW_MEMORY", "LW_KERNEL", "LW_INTERNAL"};
-  const auto at = static_cast<size_t>(status);
-  return at < sizeof names / sizeof *names ? names[at] : "no status";
-}
-
 size_t lw_dtype_size(lw_dtype dtype) { return rt::size_of(dtype); }
 
 const char* lw_dtype_name(lw_dtype dtype) { return rt::name_of(dtype); }

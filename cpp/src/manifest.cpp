@@ -41,8 +41,6 @@ Weight read_weight(const Json& json, const Container& container) {
   weight.strides = sizes_of(member(json, "strides", what), "the strides of " + what);
   if (weight.strides.size() != weight.shape.size()) damaged("shape and strides of " + what + " differ in length");
   weight.kind = text_of(member(json, "kind", what), "the kind of " + what);
-  const Json* offset = optional_member(json, "offset", what);
-  weight.offset = offset == nullptr ? 0 : integer_of(*offset, "the offset of " + what, 0);
   const StoredTensor* stored = container.find(weight.tensor);
   if (stored == nullptr) damaged(what + " has its bytes in '" + weight.tensor + "', which the file does not have");
   if (stored->dtype != weight.dtype) damaged(what + " is stored in another dtype");

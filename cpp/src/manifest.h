@@ -17,7 +17,6 @@ struct Weight {
   lw_dtype dtype;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
-  int64_t offset;  // elements into the tensor
   std::string kind;
 };
 

@@ -370,28 +370,20 @@ std::shared_ptr<Weights> Model::make_weights(const Container& container, bool is
     if (stored->dtype != weight.dtype)
       refuse(std::string("is ") + name_of(stored->dtype) + " in the file, and the model needs " + name_of(weight.dtype));
     const std::vector<int64_t> rows = contiguous_strides(stored->shape);
-    // A tensor of another shape is memory that the weight is a view of.
-    const bool is_view = is_own && (stored->shape != weight.shape || weight.offset > 0);
-    if (!is_own && stored->shape != weight.shape) {
+    if (stored->shape != weight.shape) {
       refuse("has the shape " + shown(stored->shape.data(), stored->shape.size()) + " in the file, and the model needs " +
              shown(weight.shape.data(), weight.shape.size()));
     }
-    const std::vector<int64_t>& lies = is_view ? weight.strides : rows;
-    const int64_t span = spanned_bytes(weight.dtype, weight.shape, lies);
-    const auto there = static_cast<int64_t>(stored->bytes.size());
-    int64_t begin = 0;
-    if (is_view && __builtin_mul_overflow(weight.offset, static_cast<int64_t>(size_of(weight.dtype)), &begin)) refuse("lies nowhere");
-    if (begin > there || span > there - begin) refuse("reaches beyond its tensor");
-    // Read alone, but for what is written below.
-    char* data = const_cast<char*>(stored->bytes.data()) + begin;
-    const bool fits = same_layout(weight.shape.data(), weight.shape.size(), lies.data(), weight.strides.data());
+    // Never written to: what calls write is copied below.
+    char* data = const_cast<char*>(stored->bytes.data());
+    const bool fits = same_layout(weight.shape.data(), weight.shape.size(), rows.data(), weight.strides.data());
     if (fits && is_aligned(data, weight.dtype) && !written_[i]) {
       made->data.push_back(data);
       made->owners.push_back(container.bytes());
       continue;
     }
     auto copy = std::make_shared<Block>(static_cast<size_t>(spanned_bytes(weight.dtype, weight.shape, weight.strides)));
-    copy_strided(copy->data(), weight.strides.data(), data, lies.data(), weight.shape, size_of(weight.dtype));
+    copy_strided(copy->data(), weight.strides.data(), data, rows.data(), weight.shape, size_of(weight.dtype));
     made->data.push_back(copy->data());
     made->owners.push_back(std::move(copy));
   }

@@ -133,7 +133,11 @@ class Placer {
       if (Copy copy{}; is_copy(*aten, layout_, copy)) {
         const Value& to = program_->values[static_cast<size_t>(copy.to)];
         const Value& from = program_->values[static_cast<size_t>(copy.from)];
-        if (to.shape != from.shape) damaged("a tensor is copied to one of another shape");
+        int64_t bytes = static_cast<int64_t>(size_of(to.dtype));
+        for (const int64_t size : to.shape) {
+          if (__builtin_mul_overflow(bytes, size, &bytes)) damaged("a tensor that is copied to is larger than any memory");
+        }
+        if (to.shape != from.shape || bytes > to.nbytes) damaged("a tensor is copied to one of another shape, or that overlaps itself");
         return copy;
       }
       return Aten{aten, nullptr};

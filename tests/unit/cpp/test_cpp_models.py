@@ -1,0 +1,95 @@
+"""Exported models give the same in C++ as in Python, bit for bit, in every target that this machine runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_runtime import MISSING, CppError, Runtime, built
+from torch import nn
+from torch.export import Dim
+
+import lampwork
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}")
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return Runtime(built(targets=["lampwork_runtime"]) / "liblampwork_runtime.so")
+
+
+class Net(nn.Module):
+    """Rows that are looked up, a mixture of heads, and a dict of results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 16)
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.last = nn.Linear(32, 16)
+        self.last.weight = nn.Parameter(self.last.weight.detach().clone())
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.words(ids)
+        y = self.last(torch.nn.functional.gelu(self.norm(self.first(x))))
+        scores = torch.softmax(y @ y.transpose(1, 2), -1)
+        return {"y": y, "scores": scores, "first": y[:, 0]}
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x))).amax((2, 3)))
+
+
+def _same(runtime: Runtime, path: Path, cases: list[list[torch.Tensor]], **options: Any) -> None:
+    here = lampwork.load(path, trust=True)
+    for threads in (1, 2):
+        there = runtime.load(path, threads=threads, **options)
+        for inputs in cases:
+            expected = here(*inputs)
+            leaves = list(expected.values()) if isinstance(expected, dict) else [expected]
+            found = there.run(*inputs)
+            assert len(found) == len(leaves)
+            for one, other in zip(found, leaves, strict=True):
+                assert one.dtype == other.dtype and one.stride() == other.stride()
+                assert torch.equal(one, other)
+
+
+def test_open_sizes_and_sizes_of_one(runtime: Runtime, tmp_path: Path) -> None:
+    path = tmp_path / "net.lamp"
+    shapes = ({0: Dim("b", max=32), 1: Dim("n", max=64)},)
+    ids = torch.randint(20, (3, 5))
+    lampwork.export(Net().eval(), (ids,), dynamic_shapes=shapes, path=path, targets=["host"])
+    cases = [[torch.randint(20, size)] for size in ((3, 5), (1, 5), (4, 1), (1, 1), (32, 64), (2, 7))]
+    _same(runtime, path, cases)
+    model = runtime.load(path)
+    assert [name for name, _, _ in model.specs("forward", "output")] == ["y", "scores", "first"]
+    with pytest.raises(CppError, match="LW_INPUT: dimension 0 of the input 'ids' .* is 33; between 1 and 32"):
+        model.run(torch.zeros(33, 2, dtype=torch.int64))
+    with pytest.raises(CppError, match="LW_KERNEL: .*an index in the inputs is out of range"):
+        model.run(torch.tensor([[3, 20]]))
+
+
+def test_convolutions_and_weights_of_another_file(runtime: Runtime, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path, x = tmp_path / "small.lamp", torch.randn(2, 3, 12, 12)
+    model = Small().eval()
+    lampwork.export(model, (x,), path=path, targets=["host"], require="standalone")
+    _same(runtime, path, [[x], [torch.randn(2, 3, 12, 12).to(memory_format=torch.channels_last)]])
+    other = Small().eval()
+    save_file(other.state_dict(), tmp_path / "other.safetensors")
+    there = runtime.load(path)
+    there.run(x)
+    there.set_weights(tmp_path / "other.safetensors")
+    expected = lampwork.load(path, trust=True, weights=tmp_path / "other.safetensors")(x)
+    assert torch.equal(there.run(x)[0], expected)

@@ -1,0 +1,316 @@
+"""The runtime without Python: what programs do, what calls and files it refuses, and many threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpp_runtime import MISSING, CppError, Model, Runtime, built
+from lamp_files import object_code, write, write_lamp
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}")
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return Runtime(built(targets=["lampwork_runtime"]) / "liblampwork_runtime.so")
+
+
+@pytest.fixture(scope="module")
+def code() -> bytes:
+    return object_code()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, code: bytes) -> Path:
+    return write_lamp(tmp_path_factory.mktemp("lamp") / "hand.lamp", code)
+
+
+@pytest.fixture
+def model(runtime: Runtime, path: Path) -> Model:
+    return runtime.load(path)
+
+
+ROW = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def affine(x: torch.Tensor, row: torch.Tensor = ROW) -> torch.Tensor:
+    return (x + 2 * row) ** 2
+
+
+# --- programs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sizes_are_solved_and_programs_placed_for_them(runtime: Runtime, path: Path, threads: int) -> None:
+    model = runtime.load(path, threads=threads)
+    for n in (2, 64, 4, 2, *range(6, 40, 2), 2):
+        x = torch.randn(n, 4)
+        square, column, twice = model.run(x, entry="affine")
+        assert torch.equal(square, affine(x)) and torch.equal(column, affine(x)[:, 0])
+        assert column.stride() == (4,) and twice.dtype == torch.int64 and twice.item() == 2 * n
+
+
+def test_specs_say_what_calls_take_and_give(model: Model) -> None:
+    assert model.specs("affine", "input") == [("x", torch.float32, [-1, 4])]
+    assert model.specs("affine", "output") == [
+        ("square", torch.float32, [-1, 4]),
+        ("column", torch.float32, [-1]),
+        ("twice", torch.int64, []),
+    ]
+
+
+def test_inputs_lie_as_they_like(model: Model) -> None:
+    for x in (torch.randn(4, 8).t(), torch.randn(8, 9)[:, 5:], torch.randn(1, 4).expand(6, 4), torch.randn(16, 4)[::2]):
+        assert torch.equal(model.run(x, entry="affine")[0], affine(x))
+    crooked = np.frombuffer(bytearray(torch.randn(17).numpy().tobytes()), np.float32, 16, 1).reshape(4, 4)
+    x = torch.from_numpy(crooked)
+    assert x.data_ptr() % 4 == 1
+    assert torch.equal(model.run(x, entry="affine")[0], affine(x.clone()))
+
+
+def test_results_are_made_in_memory_of_the_caller(model: Model) -> None:
+    x = torch.randn(6, 4)
+    plain = [torch.zeros(6, 4), torch.zeros(6), torch.zeros((), dtype=torch.int64)]
+    strided = [torch.zeros(4, 6).t(), torch.zeros(6, 3)[:, 1], torch.zeros((), dtype=torch.int64)]
+    over = x.clone()
+    shared = [over, torch.zeros(6), torch.zeros((), dtype=torch.int64)]
+    for source, into in ((x, plain), (x, strided), (over, shared)):
+        model.run_into(source, into=into, entry="affine")
+        assert torch.equal(into[0], affine(x)) and torch.equal(into[1], affine(x)[:, 0]) and into[2].item() == 12
+
+
+def test_results_outlive_the_model_and_are_no_others(runtime: Runtime, path: Path) -> None:
+    model = runtime.load(path)
+    x = torch.randn(4)
+    same, row = model.run(x, entry="through")
+    assert torch.equal(same, x) and torch.equal(row, ROW[2:])
+
+
+def test_memory_of_the_heap_is_taken_and_released(model: Model) -> None:
+    for _ in range(3):
+        x = torch.randn(4)
+        assert torch.equal(model.run(x, entry="heap")[0], x + x + 1)
+
+
+def test_numbers_come_with_the_call(model: Model) -> None:
+    for n in (0, 7, 3):
+        assert torch.equal(model.run(entry="numbers", numbers=[n])[0], torch.full((6,), float(n)))
+
+
+def test_kernels_call_the_c_library(model: Model) -> None:
+    x = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    assert torch.allclose(model.run(x, entry="sine")[0], x.sin())
+
+
+def test_weights_that_are_written_are_a_model_s_own(runtime: Runtime, path: Path) -> None:
+    before = path.read_bytes()
+    one, other = runtime.load(path), runtime.load(path)
+    assert [one.run(entry="count")[0].item() for _ in range(3)] == [6, 7, 8]
+    assert other.run(entry="count")[0].item() == 6
+    assert path.read_bytes() == before
+
+
+def test_an_index_out_of_range_undoes_what_was_written(model: Model) -> None:
+    y = torch.zeros(4)
+    assert model.run(y, torch.tensor([3, 0]), entry="gather")[0].tolist() == [4, 1]
+    assert y.tolist() == [1, 1, 1, 1]
+    with pytest.raises(CppError, match="LW_KERNEL: the kernel 'gather' failed: an index"):
+        model.run(y, torch.tensor([0, 4]), entry="gather")
+    assert y.tolist() == [1, 1, 1, 1]
+    crooked = torch.zeros(8)[::2]
+    model.run(crooked, torch.tensor([0, 0]), entry="gather")
+    assert crooked.tolist() == [1, 1, 1, 1]
+
+
+def test_operators_of_torch_are_named(model: Model) -> None:
+    assert model.needs_aten("relu") == ["aten::relu.default"] and model.needs_aten("affine") == []
+    with pytest.raises(CppError, match=r"LW_NEEDS_ATEN: the entry 'relu' calls .*aten::relu.default.*liblampwork_torch"):
+        model.run(torch.randn(4), entry="relu")
+
+
+def test_weights_of_another_file(model: Model, tmp_path: Path) -> None:
+    x, row = torch.randn(4, 4), torch.randn(4)
+    write(tmp_path / "good.safetensors", {"row": row, "count": torch.tensor([1.0]), "more": torch.zeros(2)}, {})
+    model.run(x, entry="affine")
+    model.set_weights(tmp_path / "good.safetensors")
+    assert torch.equal(model.run(x, entry="affine")[0], affine(x, row))
+    count = torch.tensor([1.0])
+    bad: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+        "missing": ({"row": row}, "'count' is not in the file"),
+        "shape": ({"row": row[:3], "count": count}, r"'row' has the shape \(3\) in the file, and the model needs \(4\)"),
+        "dtype": ({"row": row.double(), "count": count}, "'row' is float64 in the file, and the model needs float32"),
+    }
+    for name, (tensors, message) in bad.items():
+        write(tmp_path / name, tensors, {})
+        with pytest.raises(CppError, match=f"LW_WEIGHTS.*{message}"):
+            model.set_weights(tmp_path / name)
+    (tmp_path / "torn").write_bytes((tmp_path / "good.safetensors").read_bytes()[:-1])
+    with pytest.raises(CppError, match="LW_WEIGHTS"):
+        model.set_weights(tmp_path / "torn")
+    assert torch.equal(model.run(x, entry="affine")[0], affine(x, row))
+
+
+def test_many_threads_call_one_model(runtime: Runtime, path: Path, tmp_path: Path) -> None:
+    """... with sizes of their own, and weights that are replaced meanwhile."""
+    model = runtime.load(path, threads=3)
+    rows = [torch.full((4,), float(k)) for k in range(2)]
+    for k, row in enumerate(rows):
+        write(tmp_path / f"{k}", {"row": row, "count": torch.tensor([0.0])}, {})
+    model.set_weights(tmp_path / "0")
+    wrong: list[Any] = []
+
+    def call(number: int) -> None:
+        for turn in range(60):
+            x = torch.full((2 + 2 * ((number + turn) % 12), 4), float(number))
+            got = model.run(x, entry="affine")[0]
+            if not any(torch.equal(got, affine(x, row)) for row in rows):
+                wrong.append((number, turn, got))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for turn in range(10):
+        model.set_weights(tmp_path / f"{turn % 2}")
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- wrong calls --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "'affine' takes 1 tensors, and got 0"),
+        ([torch.zeros(4, 4, dtype=torch.float64)], "the input 'x' of 'affine' is float64; float32 was expected"),
+        ([torch.zeros(4)], "has 1 dimensions; 2 were expected"),
+        ([torch.zeros(4, 5)], "has 5 in dimension 1; 4 was expected"),
+        ([torch.zeros(66, 4)], r"dimension 0 of the input 'x' of 'affine' is 66; between 2 and 64 was expected \(s0\)"),
+        ([torch.zeros(3, 4)], "inputs with s0 % 2 == 0, which does not hold for s0 = 3"),
+    ],
+)
+def test_wrong_inputs_are_refused(model: Model, inputs: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(CppError, match=f"LW_INPUT: .*{message}"):
+        model.run(*inputs, entry="affine")
+
+
+def test_wrong_numbers_and_results_are_refused(model: Model) -> None:
+    with pytest.raises(CppError, match=r"LW_INPUT: 'numbers' takes 1 numbers \(n\), and got 0"):
+        model.run(entry="numbers")
+    with pytest.raises(CppError, match="LW_INPUT: the number 'n' of 'numbers' is -1; at least 0"):
+        model.run(entry="numbers", numbers=[-1])
+    x = torch.zeros(4)
+    with pytest.raises(CppError, match=r"the result 'more'|memory for the result '0'"):
+        model.run_into(x, into=[torch.zeros(3)], entry="heap")
+    with pytest.raises(CppError, match="gives 1 results, and got memory for 0"):
+        model.run_into(x, into=[], entry="heap")
+    with pytest.raises(CppError, match="LW_ARGUMENT: there is no entry 'forward'; those that there are: affine"):
+        model.run(x)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_without_trust_no_code_is_loaded(runtime: Runtime, path: Path) -> None:
+    with pytest.raises(CppError, match="LW_TRUST: .*holds machine code.*no compiler here.*set `trust`"):
+        runtime.load(path, trust=False)
+
+
+def test_what_is_no_artifact(runtime: Runtime, tmp_path: Path) -> None:
+    with pytest.raises(CppError, match="LW_FILE: .*cannot be opened: No such file"):
+        runtime.load(tmp_path / "none.lamp")
+    with pytest.raises(CppError, match="LW_FILE: .* is no file"):
+        runtime.load(tmp_path)
+    write(tmp_path / "weights", {"w": torch.zeros(3)}, {})
+    with pytest.raises(CppError, match="LW_FORMAT: .*no artifact of Lampwork, but may be a safetensors file"):
+        runtime.load(tmp_path / "weights")
+    for content in (b"", b"\x00" * 8, b"\xff" * 64, b"PK\x03\x04" * 9):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(CppError, match="LW_FORMAT"):
+            runtime.load(tmp_path / "bad")
+
+
+def _set(*way: Any) -> Any:
+    """Puts the last of `way` into the manifest ("manifest", key, ..., value) or the programs."""
+
+    def change(manifest: Any, programs: Any) -> None:
+        at = {"manifest": manifest, "programs": programs}[way[0]]
+        for key in way[1:-2]:
+            at = at[key]
+        at[way[-2]] = way[-1]
+
+    return change
+
+
+AFFINE = ("programs", "entries", "affine")
+SPOILED: dict[str, tuple[Any, str]] = {
+    "version": (_set("manifest", "version", 2), "LW_VERSION: .*version 2, and this library knows versions up to 1"),
+    "machine": (_set("manifest", "targets", 0, "machine", "riscv64"), "LW_TARGET: .*plain is for riscv64, and this is"),
+    "needs": (_set("manifest", "targets", 0, "needs", ["sse2", "antigravity"]), "LW_TARGET: .*plain needs antigravity"),
+    "no targets": (_set("manifest", "targets", []), "LW_TARGET: .*it has no targets"),
+    "digest": (
+        _set("manifest", "sections", {"lampwork.programs.plain": {"sha256": "0", "bytes": 1}}),
+        "LW_FORMAT: .*has another size than the manifest says",
+    ),
+    "kind": (_set(*AFFINE, "values", 0, "kind", "magic"), "LW_VERSION: .*of the kind 'magic'"),
+    "buffer": (_set(*AFFINE, "steps", 0, "buffers", [0, 2, 17]), "LW_FORMAT: .*17, and a number from 0 to 5"),
+    "function": (_set(*AFFINE, "steps", 0, "kernel", [0, "nothing"]), "LW_FORMAT: .*has no function 'nothing'"),
+    "module": (_set(*AFFINE, "steps", 0, "kernel", [1, "add"]), "LW_FORMAT: .*the module of a kernel is 1"),
+    "symbol": (_set(*AFFINE, "values", 3, "shape", [[[1, ["s9"]]], 4]), "LW_FORMAT: .*the symbol 's9'"),
+    "key": (_set(*AFFINE, "keys", []), "LW_FORMAT: .*depends on a symbol that the program is not placed by"),
+    "view": (_set(*AFFINE, "values", 5, "offset", 4), "LW_FORMAT: .*a view reaches beyond the memory"),
+    "cycle": (_set(*AFFINE, "values", 5, "base", 5), "LW_FORMAT: .*a view is a view of itself"),
+    "arena": (_set(*AFFINE, "memory", []), "LW_FORMAT: .*a value of the arena has no place"),
+    "twice": (_set(*AFFINE, "memory", [[True, 3], [True, 3]]), "LW_FORMAT: .*memory of a value is taken twice"),
+    "constant": (_set(*AFFINE, "constants", None), "LW_FORMAT: .*constants that nothing computes"),
+    "weight": (_set(*AFFINE, "values", 1, "shape", [5]), "LW_FORMAT: .*takes the weight 'row' for another tensor"),
+    "large": (_set(*AFFINE, "values", 3, "strides", [1 << 40, 1]), "LW_MEMORY: .*there is no memory for"),
+    "negative": (_set(*AFFINE, "values", 3, "strides", [-4, 1]), "LW_FORMAT: .*negative"),
+    "gone": (_set("programs", "entries", "heap", "steps", 2, {"release": [1]}), "LW_FORMAT: .*released"),
+    "early": (_set("programs", "entries", "heap", "steps", 0, {"take": []}), "LW_FORMAT: .*before it is made"),
+    "output": (_set(*AFFINE, "outputs", [4]), "LW_FORMAT: .*other inputs, weights or outputs"),
+    "device": (_set(*AFFINE, "device", "cuda:0"), "LW_VERSION: .*on the device 'cuda:0'"),
+    "input": (_set("manifest", "entries", "affine", "inputs", 0, "shape", [[[1, ["s0"]]], 3]), "LW_FORMAT|LW_INPUT"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_what_is_wrong_with_a_file_is_said(runtime: Runtime, tmp_path: Path, code: bytes, name: str) -> None:
+    change, message = SPOILED[name]
+    path = write_lamp(tmp_path / "bad.lamp", code, change=change)
+    with pytest.raises(CppError, match=message):
+        runtime.load(path).run(torch.zeros(4, 4), entry="affine")
+
+
+def test_code_is_checked(runtime: Runtime, tmp_path: Path, code: bytes) -> None:
+    path = write_lamp(tmp_path / "good.lamp", code)
+    content = path.read_bytes()
+    at = content.index(b"\x7fELF")
+    (tmp_path / "flipped").write_bytes(content[: at + 700] + bytes([content[at + 700] ^ 1]) + content[at + 701 :])
+    with pytest.raises(CppError, match="LW_FORMAT: .*'lampwork.code.plain.0' has another digest"):
+        runtime.load(tmp_path / "flipped")
+    with pytest.raises(CppError, match="LW_FORMAT: .*'lampwork.code.plain.0' cannot be loaded: it is no relocatable"):
+        runtime.load(write_lamp(tmp_path / "junk", b"\x7fELF" + b"junk" * 99))
+
+
+def test_code_reaches_only_the_c_library(runtime: Runtime, tmp_path: Path) -> None:
+    from lampwork.codegen.llvm.isa.x86 import describe
+    from lampwork.codegen.llvm.jit import Jit
+
+    ir = "declare i64 @system(ptr)\ndefine i64 @add_row(ptr %a) {\n%b = call i64 @system(ptr %a)\nret i64 %b\n}"
+    path = write_lamp(tmp_path / "evil.lamp", Jit(describe("sse4")).object_code(ir))
+    with pytest.raises(CppError, match="LW_FORMAT: .*this process has no 'system'"):
+        runtime.load(path)
+
+
+def test_a_target_can_be_asked_for(runtime: Runtime, path: Path) -> None:
+    assert runtime.load(path).reason == "picked plain: the first that this CPU runs"
+    assert runtime.load(path, target="plain").reason == "picked plain, as was asked for"
+    with pytest.raises(CppError, match="LW_TARGET: .*no target 'x86-64-v9'; those that it has are plain"):
+        runtime.load(path, target="x86-64-v9")
