@@ -14,7 +14,8 @@ from graphkit import find, ops
 from torch import Tensor, nn
 
 from lampwork.backends.native import compile as native
-from lampwork.backends.native.compile import NativeBackend, conversions
+from lampwork.backends.native.artifacts import conversions
+from lampwork.backends.native.compile import NativeBackend
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
 from lampwork.backends.native.passes.channels_last_on_cards import ChannelsLastOnCards
 from lampwork.bench.networks import MobileNetV3, ResNet
