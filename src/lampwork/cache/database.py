@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +32,7 @@ PATIENCE = 2.0
 PAUSE = 60.0
 """For how long nobody waits after one that took longer, and for how long a database in memory serves, in seconds."""
 
+_LONGEST_PAUSE = 0.05
 T = TypeVar("T")
 
 _LOCAL = frozenset(
@@ -100,16 +101,16 @@ class Database:
                 self._connection = None
             self._until = math.inf
 
-    def run(self, work: Callable[[Connection], T], patience: float | None = None) -> T:
+    def run(self, work: Callable[[Connection], T], patience: float = 1.0) -> T:
         """What `work` returns; it may be called again, so it does nothing else. It raises Damage where what it reads
-        cannot be. `patience`: how long to wait for other processes (default: `PATIENCE`).
+        cannot be. `patience`: how long to wait for other processes, in times of `PATIENCE`.
 
         Raises:
             Unusable: the database does not answer.
         """
         sqlite = _sqlite()
-        now, patience = time.monotonic(), PATIENCE if patience is None else patience
-        until, pause, replaced = now if now < self._impatient else now + patience, 0.001, False
+        replaced = False
+        pauses = _pauses(0.0 if time.monotonic() < self._impatient else patience * PATIENCE)
         while True:
             # No thread sleeps in here, nor says anything: forks wait for it.
             with _using:
@@ -133,12 +134,10 @@ class Database:
                     self._replace(sqlite, reason, code in _DAMAGE)
                     replaced = True
                     continue
-            if time.monotonic() >= until:
+            if not next(pauses):
                 if patience:
                     self._impatient = time.monotonic() + PAUSE
                 raise Unusable(reason)
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
 
     def _opened(self, sqlite: Any) -> Connection:
         if self._connection is not None and (self._has_gone() or time.monotonic() >= self._until):
@@ -247,6 +246,20 @@ def writing(connection: Connection) -> Generator[None]:
         raise
 
 
+def _pauses(patience: float) -> Iterator[bool]:
+    """Sleep, longer and longer, then say whether to try again: for so many seconds, or for so many times where a
+    machine is so busy that its processes seldom get their turn."""
+    began, tries = time.monotonic(), patience / _LONGEST_PAUSE
+    pause = 0.001
+    while (waited := time.monotonic() - began) < patience or (tries > 0 and waited < 3 * patience):
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        tries -= 1
+        yield True
+    while True:
+        yield False
+
+
 def _sqlite() -> Any:
     """The module, which takes some milliseconds to import.
 
@@ -265,13 +278,14 @@ def _alone(path: Path) -> Generator[None]:
     """Hold the lock of a file, or go on without after a while, or where there are no locks: then two make the same."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
+        pauses = _pauses(PATIENCE)
+        while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(0.005)
+                if not next(pauses):
+                    break
             except OSError:
                 break
         yield

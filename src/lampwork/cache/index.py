@@ -131,7 +131,8 @@ class Index:
                     names += _make_room(connection, key.digest, total - ROOM * most)
             return [each for each in names if _is_name(each)]
 
-        return self._run(work)
+        # What has just been made took longer to make.
+        return self._run(work, patience=5.0)
 
     def drop(self, name: str) -> None:
         """Forget the entry of a file."""

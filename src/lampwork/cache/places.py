@@ -93,10 +93,17 @@ def opener(url: str) -> Callable[[], Place]:
     """
     scheme = urlsplit(url).scheme
     if scheme in ("redis", "rediss"):
-        client = _imported("redis", url).Redis
-        password = os.environ.get(PASSWORD)
-        given = {} if password is None else {"password": password}
-        return lambda: Redis(client.from_url(url, socket_timeout=2, socket_connect_timeout=2, **given))
+        redis = _imported("redis", url)
+        how: dict[str, Any] = {
+            "socket_timeout": 2,
+            "socket_connect_timeout": 2,
+            # Who asks does not wait for another try, and servers of any age understand version 2.
+            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+            "protocol": 2,
+        }
+        if PASSWORD in os.environ:
+            how["password"] = os.environ[PASSWORD]
+        return lambda: Redis(redis.Redis.from_url(url, **how))
     core = _imported("fsspec.core", url)
     try:
         with importing:

@@ -582,7 +582,7 @@ def test_bits_that_flip_in_the_index(kept: Store) -> None:
 def test_an_index_that_stays_locked_is_a_miss(
     kept: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(database, "PATIENCE", 0.1)
+    monkeypatch.setattr(database, "PATIENCE", 0.02)
     kept.put(key(0), content(0))
     other = sqlite3.connect(kept.local.index.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

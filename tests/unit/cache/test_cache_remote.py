@@ -358,6 +358,7 @@ def test_machines_share_redis(machine, redis, monkeypatch: pytest.MonkeyPatch, c
     assert three.get(KEY) == bytes(100_000)
     server.kill()
     server.wait()
+    monkeypatch.setattr(remote, "TIMEOUT", 5.0)
     four, began = machine("four", url), time.monotonic()
     assert four.get(KEY) is None and time.monotonic() - began < 1
     four.put(KEY, b"content")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     namespace = {"__name__": "__main__"}
     lampwork.reset_stats()
     state = torch.is_grad_enabled()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mock.patch.dict(os.environ):
         # An eager run that a page does not announce is an error.
         warnings.simplefilter("error", lampwork.LampworkWarning)
         for block in blocks_of((ROOT / page).read_text()):
