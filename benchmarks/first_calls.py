@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/first_calls.py bert resnet50 gpt2 --rounds 5
 
-Each round starts one process for each column, in turns; printed are medians over the rounds: wall time and processor time
-of the first call, the second call, and what of the first was capture and passes. A process has imported torch, transformers
-and Lampwork, run the model eager and compiled a small function, before the clock starts.
+Each round starts one process for each column, in turns; printed are medians over the rounds: wall time and processor
+time of the first call, the second call, and what of the first was capture and passes. A process has imported torch,
+transformers and Lampwork, run the model eager and compiled a small function, before the clock starts.
 """
 
 from __future__ import annotations

@@ -56,10 +56,9 @@ def measure(
     before = pristine.get_num_threads()
     pristine.set_num_threads(settings.threads)
     try:
-        with pristine.no_grad():
-            # First calls compile, whatever was compiled before.
-            with config.using(cache="off"):
-                return found | _measured(architecture, switches, settings, say)
+        # First calls compile, whatever was compiled before.
+        with pristine.no_grad(), config.using(cache="off"):
+            return found | _measured(architecture, switches, settings, say)
     except Exception as error:  # noqa: BLE001  (whatever it is: the row says so, and the study goes on)
         return found | {"failure": text_of(error)}
     finally:
