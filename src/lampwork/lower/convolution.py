@@ -23,9 +23,11 @@ from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ZERO, Index, as_index, simplify
 from lampwork.loops.ir.nodes import Axis, DType, Expr, Gemm, Load, Local
 from lampwork.loops.ir.windows import LONGEST_RUN, windows
+from lampwork.lower import convolution_loops as loops
 from lampwork.lower import exprs as e
 from lampwork.lower.arrays import AXES, Array, as_view, at
 from lampwork.lower.context import Context
+from lampwork.lower.convolution_loops import or_loops
 from lampwork.lower.depthwise import depthwise_product, fits_lanes
 from lampwork.lower.dtypes import HALVES, compute_dtype
 from lampwork.lower.matmul import gemm, merges, row_digits
@@ -356,7 +358,8 @@ def conv(
 ) -> Array:
     rank = weight.rank - 2
     steps, pads, gaps = (each(value, rank) for value in (stride, padding, dilation))
-    return _convolution(ctx, x, weight, bias, steps, pads, gaps, groups)
+    given = (ctx, x, weight, bias, steps, pads, gaps, groups)
+    return or_loops(ctx, lambda: _convolution(*given), lambda: loops.convolved(*given))
 
 
 @rules.lowers("convolution")
@@ -390,9 +393,23 @@ def conv_transpose(
     dilation: int | Sequence[int] = 1,
 ) -> Array:
     rank = weight.rank - 2
+    steps, pads, gaps = (each(value, rank) for value in (stride, padding, dilation))
+    given = (ctx, x, weight, bias, steps, pads, gaps, groups)
+    return or_loops(ctx, lambda: _transposed(*given), lambda: loops.transposed(*given))
+
+
+def _transposed(
+    ctx: Context,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    steps: Sequence[int],
+    pads: Sequence[int],
+    gaps: Sequence[int],
+    groups: int,
+) -> Array:
     _require(ctx, x, weight, bias)
     shape = ctx.spec.shape
-    steps, pads, gaps = (each(value, rank) for value in (stride, padding, dilation))
     dims = [
         PhaseDim(*parts)
         for parts in zip(x.shape[2:], shape[2:], weight.shape[2:], steps, pads, gaps, strict=True)
@@ -419,6 +436,9 @@ def conv_padding(
     rank = weight.rank - 2
     gaps = each(dilation, rank)
     total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(gaps, weight.shape[2:], strict=True)]
+    before = [t // 2 for t in total]
     if any(t % 2 for t in total):
+        if ctx.standalone:
+            return loops.convolved(ctx, x, weight, bias, each(stride, rank), before, gaps, groups)
         raise NotExpressible("a convolution that pads its two sides differently")
-    return conv(ctx, x, weight, bias, stride, [t // 2 for t in total], gaps, groups)
+    return conv(ctx, x, weight, bias, stride, before, gaps, groups)

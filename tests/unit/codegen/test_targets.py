@@ -25,13 +25,19 @@ from lampwork.codegen.llvm.targets import (
     this_host,
 )
 from lampwork.errors import CodegenError, OptionError
+from lampwork.runtime import Executable
 from lampwork.runtime.layout import KernelStep
 from lampwork.runtime.program import CallKernel
+from lampwork.serial import Linked, Modules, layout_from_json, layout_to_json
 
 V2, V3, V4 = (frozenset(TARGETS[f"x86-64-v{level}"].needs) for level in (2, 3, 4))
 SAPPHIRE = V4 | amx.FLAGS
 ALL = tuple(TARGETS.values())
 EM_X86_64, EM_AARCH64 = 62, 183
+
+
+def _runs_not(target: TargetFacts) -> bool:
+    return pick([target]).chosen is None
 
 
 def compiled(
@@ -223,6 +229,23 @@ def test_instructions_for_bytes(name: str, has: str, lacks: str) -> None:
     assert has in text and lacks not in text
 
 
+def _small_network(x: Tensor, w: Tensor, taps: Tensor) -> Tensor:
+    y = F.conv2d(F.linear(x, w), taps, padding=1).relu()
+    return F.scaled_dot_product_attention(y, y, y).softmax(-1)
+
+
+@pytest.mark.parametrize("name", [name for name, each in TARGETS.items() if not _runs_not(each)])
+def test_code_that_this_machine_runs(name: str) -> None:
+    """Saved and linked again, it gives eager's results."""
+    x, w, taps = (torch.randn(*shape) / 3 for shape in ((2, 8, 9, 9), (9, 9), (16, 8, 3, 3)))
+    found = compiled(_small_network, x, to=name, bound=(w, taps), standalone=True)
+    modules = Modules()
+    saved = layout_to_json(found.layout, modules)
+    layout = layout_from_json(saved, Linked(modules.contents))
+    results = Executable(layout.place({}), [w, taps]).run([x])
+    torch.testing.assert_close(results[0], _small_network(x, w, taps), rtol=1e-4, atol=1e-6)
+
+
 def test_nothing_is_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code for AVX-512 is made on an Arm as well."""
 
@@ -232,8 +255,10 @@ def test_nothing_is_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     for name in ("host_flags", "host_isa", "host_target"):
         monkeypatch.setattr(x86, name, asked)
-    found = compiled(lambda x: torch.softmax(x, -1) + 1, torch.randn(3, 33), to="x86-64-v4")
-    assert {machine_of(code) for code in codes(found)} == {EM_X86_64}
+    for dtype in (torch.float32, torch.bfloat16):
+        x, w, taps = (torch.randn(*shape, dtype=dtype) for shape in ((2, 8, 9, 9), (9, 9), (16, 8, 3, 3)))
+        found = compiled(_small_network, x, to="x86-64-v4", bound=(w, taps), standalone=True)
+        assert {machine_of(code) for code in codes(found)} == {EM_X86_64}
 
 
 def test_the_graph_is_left_as_it_is() -> None:

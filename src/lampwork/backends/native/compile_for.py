@@ -45,7 +45,8 @@ def compile_for(
     standalone: bool = False,
     name: str = "",
 ) -> CompiledFor:
-    """Compile a graph for a target of `codegen.llvm.targets`, which may be of a machine that this one is not.
+    """Compile a graph for a target of `codegen.llvm.targets`, which may be of a machine that this one is not. Nothing
+    is measured for it, whatever the mode.
 
     Args:
         graph: functional ATen as it was recorded, its inputs before its bound placeholders. It is left as it is; what
