@@ -48,7 +48,10 @@ def call(rows=4):
         ({"x": torch.ones(4, 7)}, r"x: expected shape \(4, 8\) \(s0, 8\), came \(4, 7\)"),
         ({"x": torch.ones(0, 8)}, "dimension 0 of x: expected 1 to 9, came 0"),
         ({"x": torch.ones(8)}, r"x: expected 2 dimensions \(s0, 8\), came \(8,\)"),
-        ({"x": torch.ones(4, 8).double()}, r"x: expected float32, came float64\n  fix: pass x.to\(torch.float32\)"),
+        (
+            {"x": torch.ones(4, 8).double()},
+            r"x: expected float32, came float64\n  fix: pass x.to\(torch.float32\)",
+        ),
         ({"x": torch.ones(4, 8, device="meta")}, "expected a dense tensor on the CPU, came one on meta"),
         ({"x": torch.ones(4, 8).to_sparse()}, "expected a dense tensor on the CPU"),
         ({"x": [1]}, "x: expected a tensor, came a list of 1"),
@@ -87,7 +90,11 @@ def test_a_subclass_of_tensor_is_none_that_is_served(model):
 def test_other_layouts_are_copied(model):
     given = call()
     expected = model(**given)["y"]
-    turned = {**given, "x": given["x"].t().contiguous().t(), "add": torch.stack([given["add"]] * 2, -1)[..., 0]}
+    turned = {
+        **given,
+        "x": given["x"].t().contiguous().t(),
+        "add": torch.stack([given["add"]] * 2, -1)[..., 0],
+    }
     torch.testing.assert_close(model(**turned)["y"], expected)
     one = call(1)
     torch.testing.assert_close(
@@ -130,7 +137,9 @@ def test_weights_may_change(model, path):
     with torch.no_grad():
         model.first.weight.mul_(2)
     assert not torch.allclose(model(**given)["y"], before)
-    model.load_state_dict({name: t.clone() for name, t in lampwork.load(path, trust=True).state_dict().items()})
+    model.load_state_dict(
+        {name: t.clone() for name, t in lampwork.load(path, trust=True).state_dict().items()}
+    )
     torch.testing.assert_close(model(**given)["y"], before)
     model.load_state_dict(other.state_dict())
     scale = {**dict(other.named_buffers()), **dict(other.named_parameters())}
@@ -139,7 +148,9 @@ def test_weights_may_change(model, path):
 
 
 def test_weights_may_not_be_other_tensors(model):
-    with pytest.raises(ArtifactWeightsError, match="the weight weight of a loaded artifact cannot be another"):
+    with pytest.raises(
+        ArtifactWeightsError, match="the weight weight of a loaded artifact cannot be another"
+    ):
         model.first.weight = nn.Parameter(torch.ones(8, 8))
     with pytest.raises(RuntimeError, match="LW364"):
         model.load_state_dict(Small().state_dict(), assign=True)
@@ -167,11 +178,17 @@ def test_weights_of_another_file(path, tmp_path):
     [
         ({"first.bias": None}, "weights has other weights than the artifact: without first.bias"),
         ({"more": torch.ones(1)}, "with more, which the model does not have"),
-        ({"first.bias": torch.ones(9)}, r"first.bias in weights is float32 of shape \[9\] on cpu, expected float32 of"),
+        (
+            {"first.bias": torch.ones(9)},
+            r"first.bias in weights is float32 of shape \[9\] on cpu, expected float32 of",
+        ),
         ({"first.bias": torch.ones(8).half()}, "first.bias in weights is float16"),
         ({"first.bias": torch.ones(8, device="meta")}, "on meta, expected"),
         ({"first.bias": [1.0] * 8}, "weights has a list for first.bias"),
-        ({"second.weight": torch.ones(8, 8)}, "second.weight in weights is not first.weight, and the artifact has"),
+        (
+            {"second.weight": torch.ones(8, 8)},
+            "second.weight in weights is not first.weight, and the artifact has",
+        ),
     ],
 )
 def test_weights_that_are_others(path, change, said):
