@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import input_names, unique
 from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.exports.torch_program import Nesting, flat_program, program_of
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, Scope, SymbolicInt
@@ -51,12 +51,13 @@ _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 @record(eq=False)
 class Call:
-    """One entry: `function` is called with these arguments. `sizes`: what `dynamic_shapes` says of them."""
+    """One entry: `function` is called with these arguments. `nesting`: how a program of torch.export passes them."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any = None
+    nesting: Nesting | None = None
 
 
 def calls_of(
@@ -67,7 +68,7 @@ def calls_of(
     Raises:
         OptionError: there is none, or one is not of the form of one.
     """
-    program = _program_of(model)
+    program = program_of(model)
     if entries is not None:
         if call is not None or dynamic_shapes is not None:
             raise OptionError(
@@ -87,8 +88,12 @@ def calls_of(
             raise OptionError(
                 "the exported program has no example inputs", fix="pass the arguments of a call: args, kwargs"
             )
-        sizes = program_sizes(program, args, kwargs) if dynamic_shapes is None else dynamic_shapes
-        return {"forward": Call(program.module(), tuple(args), dict(kwargs), sizes)}
+        module, nesting = flat_program(program, args, dict(kwargs))
+        if dynamic_shapes is None:
+            sizes = program_sizes(program, args, kwargs)
+        else:
+            sizes = open_sizes(dynamic_shapes, nesting.names, args, kwargs)
+        return {"forward": Call(module, tuple(nesting.leaves), {}, sizes, nesting)}
     check_model(model, "export")
     if call is None:
         raise OptionError(
@@ -96,12 +101,6 @@ def calls_of(
             fix="pass its arguments: export(model, args, kwargs, path='model.lamp')",
         )
     return {"forward": Call(model, *call, dynamic_shapes)}
-
-
-def _program_of(model: Any) -> Any:
-    """A program of torch.export; None if it is something else. Who has one has imported that."""
-    known: Any = sys.modules.get("torch.export")
-    return model if known is not None and isinstance(model, known.ExportedProgram) else None
 
 
 def _entry_call(model: Any, name: Any, given: Any) -> Call:
@@ -236,7 +235,7 @@ def export_artifact(
                 f"{name!r} is no name for an entry", fix="give one that Python takes, without _ in front"
             )
     names = _targets(wanted.targets)
-    root = _root(model)
+    root = _root(model, calls)
     captured: dict[str, _Captured] = {}
     for name, call in calls.items():
         captured[name] = whole = _capture(name, call)
@@ -307,7 +306,9 @@ def _targets(given: Any) -> tuple[str, ...]:
     return tuple(sorted({facts(name).name for name in names}, key=ranks.__getitem__))
 
 
-def _root(model: Any) -> nn.Module | None:
+def _root(model: Any, calls: Mapping[str, Call]) -> nn.Module | None:
+    if program_of(model) is not None:
+        return cast(nn.Module, next(iter(calls.values())).function)
     original = original_of(model)
     if isinstance(original, MethodType):
         original = original.__self__
@@ -358,7 +359,7 @@ def _capture(name: str, call: Call) -> _Captured:
         relations(region, sizes, call.args, call.kwargs),
         call,
         function.config,
-        unique(named, call.kwargs),
+        unique(named, call.kwargs) if call.nesting is None else call.nesting.names,
         isinstance(owner, nn.Module) and owner.training,
     )
 
@@ -385,7 +386,7 @@ def _apart(name: str, whole: _Captured) -> dict[str, _Captured]:
         )
         key = f"{name}.{len(found) + 1}"
         try:
-            found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest))
+            found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest, whole.call.nesting))
         except Exception as error:
             for each, size in fixed:
                 if each.must and size in (each.low, each.high):
@@ -569,7 +570,11 @@ def _compile(
 
 def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry:
     piece, region, call = captured.piece, captured.region, captured.call
-    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs)
+    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs, call.nesting)
+    result = _result(piece.whole)
+    if call.nesting is not None:
+        assert isinstance(result, Sequenced)
+        result = call.nesting.result(result.items)
     symbols, conditions = _symbols(captured)
     placeholders = piece.placeholders[: len(piece.inputs)]
     return m.Entry(
@@ -586,7 +591,7 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
             _tensed(name, node, captured.strides)
             for name, node in zip(piece.outputs, piece.results, strict=True)
         ),
-        _result(piece.whole),
+        result,
         piece.writes,
         graph,
         captured.names,
