@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lampwork.artifacts import signing
 from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
@@ -115,6 +116,8 @@ def parser() -> argparse.ArgumentParser:
     exported.add_argument("script", help="a Python file")
     exported.add_argument("output", metavar="OUT", help="the file, or the folder of a trace")
     exported.set_defaults(run=_export, arguments=[])
+
+    signing.add_commands(commands)
 
     compared = commands.add_parser(
         "diff",

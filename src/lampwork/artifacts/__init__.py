@@ -11,5 +11,15 @@ from lampwork.artifacts.calls import LoadedEntry
 from lampwork.artifacts.inspecting import Inspection, inspect
 from lampwork.artifacts.loading import load
 from lampwork.artifacts.model import LoadedModel
+from lampwork.artifacts.trust import generate_key, sign, verify
 
-__all__ = ["Inspection", "LoadedEntry", "LoadedModel", "inspect", "load"]
+__all__ = [
+    "Inspection",
+    "LoadedEntry",
+    "LoadedModel",
+    "generate_key",
+    "inspect",
+    "load",
+    "sign",
+    "verify",
+]
