@@ -255,7 +255,7 @@ def _cut(data: memoryview) -> Iterator[memoryview]:
 
 
 def _digest(pieces: Any) -> bytes:
-    """Of pieces, in several threads: sha256 takes two bytes a nanosecond at best."""
+    """Of pieces, in several threads: it is sha256 that verifying waits for."""
     found = hashlib.sha256()
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
         for part in threads.map(lambda piece: hashlib.sha256(piece).digest(), pieces):

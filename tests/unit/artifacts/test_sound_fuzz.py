@@ -1,8 +1,7 @@
 """Graphs and manifests of a file that is not trusted, with one thing changed at random: the file is refused, or it
 computes within its memory. What reads beyond it ends the process.
 
-Short here; `LAMPWORK_FUZZ=4000` tries so many changes, `LAMPWORK_FUZZ_SEED=n` begins with another seed. What was changed is
-printed.
+`LAMPWORK_FUZZ=4000` tries so many changes, `LAMPWORK_FUZZ_SEED=n` begins with another seed. It prints what it changed.
 """
 
 from __future__ import annotations
