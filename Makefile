@@ -7,13 +7,13 @@ TORCH_INDEX ?=
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV ?= .venv$(if $(filter-out 3.11,$(VERSION)),-$(VERSION))
 BIN := $(VENV)/bin
-SOURCES := $(wildcard csrc/*) setup.py pyproject.toml
+SOURCES := $(wildcard csrc/*) $(wildcard cpp/src/machine_code.*) setup.py pyproject.toml
 # The package with its extension, and the tools that tests need besides.
 PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheel demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report clean
+.PHONY: help setup wheel demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report cpp clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -101,6 +101,14 @@ sanitize: $(EXTENSION) $(SANITIZED)/.built ## the C++ part under AddressSanitize
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -x $(SANITIZED_TESTS)
+
+# Needs cmake, ninja and a compiler of C++20, but neither Python nor torch. CPP_FLAGS=-DLAMPWORK_EXAMPLES=ON for the server.
+CPP_FLAGS ?=
+
+cpp: ## build the C++ runtime of artifacts in build/cpp, and run its tests
+	cmake -G Ninja -S cpp -B build/cpp $(CPP_FLAGS)
+	ninja -C build/cpp
+	ctest --test-dir build/cpp --output-on-failure
 
 $(VENV)/.bench: $(EXTENSION)
 	$(BIN)/pip install --quiet --no-build-isolation -e '.[bench]'

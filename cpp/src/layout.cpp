@@ -21,13 +21,14 @@ class Reader {
  public:
   Reader(Layout& layout, bool is_constants) : layout_(layout), is_constants_(is_constants) {}
 
-  void read(const Json& json, const SymbolNumbers& symbols) {
+  void read(const Json& json, const SymbolNumbers& symbols, size_t n_inputs, size_t n_bound) {
     const std::string what = is_constants_ ? "the program of constants" : "a program";
     layout_.symbols = symbols;
     if (const Json* device = optional_member(json, "device", what); device != nullptr && text_of(*device, "the device of " + what) != "cpu")
       fail(LW_VERSION, what + " runs on the device " + device->shown() + "; this library runs those of the CPU");
     layout_.n_inputs = count(json, "n_inputs", what);
     layout_.n_bound = count(json, "n_bound", what);
+    if (layout_.n_inputs != n_inputs || layout_.n_bound != n_bound) damaged(what + " has other inputs or weights than the entry");
     for (const Json& value : list_of(member(json, "values", what), "the values of " + what)) read_value(value);
     check_values();
     for (const Json& item : list_of(member(json, "memory", what), "the memory of " + what)) {
@@ -59,8 +60,7 @@ class Reader {
       if (is_constants_) damaged("the program of constants has constants");
       layout_.constants = std::make_unique<Layout>();
       layout_.constants->n_modules = layout_.n_modules;
-      Reader(*layout_.constants, true).read(*constants, {});
-      if (layout_.constants->n_inputs != layout_.n_bound) damaged("the program of constants takes other weights than the program");
+      Reader(*layout_.constants, true).read(*constants, {}, n_bound, 0);
     }
     const size_t made = layout_.constants == nullptr ? 0 : layout_.constants->outputs.size();
     if (layout_.n_constants > made) damaged(what + " reads constants that nothing computes");
@@ -298,10 +298,11 @@ class Reader {
 
 }  // namespace
 
-std::unique_ptr<Layout> Layout::read(const Json& json, const SymbolNumbers& symbols, size_t n_modules) {
+std::unique_ptr<Layout> Layout::read(const Json& json, const SymbolNumbers& symbols, size_t n_modules, size_t n_inputs,
+                                     size_t n_bound) {
   auto layout = std::make_unique<Layout>();
   layout->n_modules = n_modules;
-  Reader(*layout, false).read(json, symbols);
+  Reader(*layout, false).read(json, symbols, n_inputs, n_bound);
   return layout;
 }
 

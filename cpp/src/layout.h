@@ -74,8 +74,9 @@ struct Layout {
   size_t n_modules = 0;
 
   // Checks that every number in it is the number of something. LW_FORMAT, and LW_VERSION for what this library does not
-  // run. `symbols` are those of the entry; the program of the constants has none.
-  static std::unique_ptr<Layout> read(const Json& json, const SymbolNumbers& symbols, size_t n_modules);
+  // run. `symbols`, `n_inputs` and `n_bound` are those of the entry; the program of the constants has no symbols.
+  static std::unique_ptr<Layout> read(const Json& json, const SymbolNumbers& symbols, size_t n_modules, size_t n_inputs,
+                                      size_t n_bound);
 };
 
 }  // namespace lampwork::runtime

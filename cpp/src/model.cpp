@@ -260,12 +260,10 @@ void Model::read_entries(const Options& options) {
     auto entry = std::make_unique<Entry>();
     entry->about = &about;
     const Json& json = member(layouts, about.name.c_str(), "the programs' entries");
-    entry->layout = Layout::read(json, about.numbers, modules.size());
+    entry->layout = Layout::read(json, about.numbers, modules.size(), about.inputs.size(), about.weights.size());
     const Layout& layout = *entry->layout;
-    if (layout.n_inputs != about.inputs.size() || layout.n_bound != about.weights.size() ||
-        layout.outputs.size() != about.outputs.size()) {
-      damaged("the program of '" + about.name + "' has other inputs, weights or outputs than the manifest says");
-    }
+    if (layout.outputs.size() != about.outputs.size())
+      damaged("the program of '" + about.name + "' has other outputs than the manifest says");
     for (size_t i = 0; i < layout.outputs.size(); ++i) {
       const ValueLayout& value = layout.values[static_cast<size_t>(layout.outputs[i])];
       if (value.dtype != about.outputs[i].dtype || value.shape.size() != about.outputs[i].shape.size())

@@ -93,18 +93,35 @@ class Runtime:
     def __init__(self, path: Path) -> None:
         self.lib = ctypes.CDLL(str(path))
         self.lib.lw_default_options.restype = Options
-        for name in ("error", "status_name", "manifest", "target", "target_reason", "entry_name", "dtype_name"):
+        for name in (
+            "error",
+            "status_name",
+            "manifest",
+            "target",
+            "target_reason",
+            "entry_name",
+            "dtype_name",
+        ):
             getattr(self.lib, f"lw_{name}").restype = ctypes.c_char_p
         for name in ("entry_needs_aten", "number_name"):
             getattr(self.lib, f"lw_{name}").restype = ctypes.c_char_p
-        for name in ("entry_count", "input_count", "output_count", "number_count", "result_count", "dtype_size"):
+        for name in (
+            "entry_count",
+            "input_count",
+            "output_count",
+            "number_count",
+            "result_count",
+            "dtype_size",
+        ):
             getattr(self.lib, f"lw_{name}").restype = ctypes.c_size_t
 
     def check(self, status: int) -> None:
         if status:
             raise CppError(self.lib.lw_status_name(status).decode(), self.lib.lw_error().decode())
 
-    def load(self, path: Path | str, trust: bool = True, threads: int = 1, target: str | None = None) -> Model:
+    def load(
+        self, path: Path | str, trust: bool = True, threads: int = 1, target: str | None = None
+    ) -> Model:
         options = self.lib.lw_default_options()
         options.trust, options.threads = int(trust), threads
         options.target = None if target is None else target.encode()
@@ -168,9 +185,7 @@ class Model:
         finally:
             self.lib.lw_result_free(result)
 
-    def run_into(
-        self, *inputs: torch.Tensor, into: Sequence[torch.Tensor], entry: str = "forward"
-    ) -> None:
+    def run_into(self, *inputs: torch.Tensor, into: Sequence[torch.Tensor], entry: str = "forward") -> None:
         given, made, number = self._given(inputs), self._given(into), ctypes.c_size_t(self.entry(entry))
         counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(into))
         none = ctypes.c_size_t(0)
@@ -198,5 +213,9 @@ def given(tensor: torch.Tensor) -> Tensor:
     n = tensor.dim()
     numbers = ctypes.c_int64 * n
     return Tensor(
-        tensor.data_ptr(), DTYPES.index(tensor.dtype) + 1, n, numbers(*tensor.shape), numbers(*tensor.stride())
+        tensor.data_ptr(),
+        DTYPES.index(tensor.dtype) + 1,
+        n,
+        numbers(*tensor.shape),
+        numbers(*tensor.stride()),
     )

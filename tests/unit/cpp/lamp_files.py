@@ -41,7 +41,10 @@ bad:
 
 def _kernel(name: str, buffers: int, body: str) -> str:
     """A loop over [begin, end) with %i, the buffers %b0, %b1, ... and the size %n."""
-    loads = [f"  %p{k} = getelementptr ptr, ptr %buffers, i64 {k}\n  %b{k} = load ptr, ptr %p{k}" for k in range(buffers)]
+    loads = [
+        f"  %p{k} = getelementptr ptr, ptr %buffers, i64 {k}\n  %b{k} = load ptr, ptr %p{k}"
+        for k in range(buffers)
+    ]
     return _LOOP.format(name=name, loads="\n".join(loads), body=body)
 
 
@@ -119,7 +122,13 @@ def kernel(name: str, buffers: list[int], extent: Any, **more: Any) -> JSON:
 
 def layout(values: list[JSON], steps: list[JSON], outputs: list[int], **more: Any) -> JSON:
     kinds = [each["kind"] for each in values]
-    made = {"values": values, "memory": [], "steps": steps, "outputs": outputs, "n_inputs": kinds.count("input")}
+    made = {
+        "values": values,
+        "memory": [],
+        "steps": steps,
+        "outputs": outputs,
+        "n_inputs": kinds.count("input"),
+    }
     made |= {"n_bound": kinds.count("bound"), "keys": [], "scalars": [], "constants": None, "undo": []}
     return {**made, "name": "", "labels": [], "device": "cpu", **more}
 
@@ -155,7 +164,13 @@ def entries() -> dict[str, tuple[JSON, JSON]]:
             symbols=[NUMBERED],
             conditions=[{"op": "==", "index": [[1, [["%", S0, 2]]]], "text": "s0 % 2 == 0"}],
             weights=[0],
-            result={"dict": [["square", {"output": 0}], ["column", {"output": 1}], ["twice", {"number": [[2, ["s0"]]]}]]},
+            result={
+                "dict": [
+                    ["square", {"output": 0}],
+                    ["column", {"output": 1}],
+                    ["twice", {"number": [[2, ["s0"]]]}],
+                ]
+            },
         ),
         layout(
             [
@@ -220,7 +235,9 @@ def entries() -> dict[str, tuple[JSON, JSON]]:
     number = {"name": "n", "hint": 3, "min": 0, "max": None, "argument": "n"}
     found["numbers"] = (
         entry([], [tensed("filled", [6])], symbols=[number]),
-        layout([value("fresh", [6])], [kernel("fill", [0], 6, sizes=[[[1, ["n"]]]])], [0], scalars=[[[1, ["n"]]]]),
+        layout(
+            [value("fresh", [6])], [kernel("fill", [0], 6, sizes=[[[1, ["n"]]]])], [0], scalars=[[[1, ["n"]]]]
+        ),
     )
     found["sine"] = (
         entry([tensed("x", [3], dtype="float64")], [tensed("sine", [3], dtype="float64")]),
@@ -234,7 +251,11 @@ def entries() -> dict[str, tuple[JSON, JSON]]:
     found["through"] = (
         entry([tensed("x", [4])], [tensed("same", [4]), tensed("row", [2])], weights=[0]),
         layout(
-            [value("input", [4], position=0), value("bound", [4], position=0), value("view", [2], base=1, offset=2)],
+            [
+                value("input", [4], position=0),
+                value("bound", [4], position=0),
+                value("view", [2], base=1, offset=2),
+            ],
             [],
             [0, 2],
         ),

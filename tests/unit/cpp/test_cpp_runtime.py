@@ -65,7 +65,12 @@ def test_specs_say_what_calls_take_and_give(model: Model) -> None:
 
 
 def test_inputs_lie_as_they_like(model: Model) -> None:
-    for x in (torch.randn(4, 8).t(), torch.randn(8, 9)[:, 5:], torch.randn(1, 4).expand(6, 4), torch.randn(16, 4)[::2]):
+    for x in (
+        torch.randn(4, 8).t(),
+        torch.randn(8, 9)[:, 5:],
+        torch.randn(1, 4).expand(6, 4),
+        torch.randn(16, 4)[::2],
+    ):
         assert torch.equal(model.run(x, entry="affine")[0], affine(x))
     crooked = np.frombuffer(bytearray(torch.randn(17).numpy().tobytes()), np.float32, 16, 1).reshape(4, 4)
     x = torch.from_numpy(crooked)
@@ -81,7 +86,9 @@ def test_results_are_made_in_memory_of_the_caller(model: Model) -> None:
     shared = [over, torch.zeros(6), torch.zeros((), dtype=torch.int64)]
     for source, into in ((x, plain), (x, strided), (over, shared)):
         model.run_into(source, into=into, entry="affine")
-        assert torch.equal(into[0], affine(x)) and torch.equal(into[1], affine(x)[:, 0]) and into[2].item() == 12
+        assert (
+            torch.equal(into[0], affine(x)) and torch.equal(into[1], affine(x)[:, 0]) and into[2].item() == 12
+        )
 
 
 def test_results_outlive_the_model_and_are_no_others(runtime: Runtime, path: Path) -> None:
@@ -129,21 +136,31 @@ def test_an_index_out_of_range_undoes_what_was_written(model: Model) -> None:
 
 def test_operators_of_torch_are_named(model: Model) -> None:
     assert model.needs_aten("relu") == ["aten::relu.default"] and model.needs_aten("affine") == []
-    with pytest.raises(CppError, match=r"LW_NEEDS_ATEN: the entry 'relu' calls .*aten::relu.default.*liblampwork_torch"):
+    with pytest.raises(
+        CppError, match=r"LW_NEEDS_ATEN: the entry 'relu' calls .*aten::relu.default.*liblampwork_torch"
+    ):
         model.run(torch.randn(4), entry="relu")
 
 
 def test_weights_of_another_file(model: Model, tmp_path: Path) -> None:
     x, row = torch.randn(4, 4), torch.randn(4)
-    write(tmp_path / "good.safetensors", {"row": row, "count": torch.tensor([1.0]), "more": torch.zeros(2)}, {})
+    write(
+        tmp_path / "good.safetensors", {"row": row, "count": torch.tensor([1.0]), "more": torch.zeros(2)}, {}
+    )
     model.run(x, entry="affine")
     model.set_weights(tmp_path / "good.safetensors")
     assert torch.equal(model.run(x, entry="affine")[0], affine(x, row))
     count = torch.tensor([1.0])
     bad: dict[str, tuple[dict[str, torch.Tensor], str]] = {
         "missing": ({"row": row}, "'count' is not in the file"),
-        "shape": ({"row": row[:3], "count": count}, r"'row' has the shape \(3\) in the file, and the model needs \(4\)"),
-        "dtype": ({"row": row.double(), "count": count}, "'row' is float64 in the file, and the model needs float32"),
+        "shape": (
+            {"row": row[:3], "count": count},
+            r"'row' has the shape \(3\) in the file, and the model needs \(4\)",
+        ),
+        "dtype": (
+            {"row": row.double(), "count": count},
+            "'row' is float64 in the file, and the model needs float32",
+        ),
     }
     for name, (tensors, message) in bad.items():
         write(tmp_path / name, tensors, {})
@@ -188,10 +205,16 @@ def test_many_threads_call_one_model(runtime: Runtime, path: Path, tmp_path: Pat
     ("inputs", "message"),
     [
         ([], "'affine' takes 1 tensors, and got 0"),
-        ([torch.zeros(4, 4, dtype=torch.float64)], "the input 'x' of 'affine' is float64; float32 was expected"),
+        (
+            [torch.zeros(4, 4, dtype=torch.float64)],
+            "the input 'x' of 'affine' is float64; float32 was expected",
+        ),
         ([torch.zeros(4)], "has 1 dimensions; 2 were expected"),
         ([torch.zeros(4, 5)], "has 5 in dimension 1; 4 was expected"),
-        ([torch.zeros(66, 4)], r"dimension 0 of the input 'x' of 'affine' is 66; between 2 and 64 was expected \(s0\)"),
+        (
+            [torch.zeros(66, 4)],
+            r"dimension 0 of the input 'x' of 'affine' is 66; between 2 and 64 was expected \(s0\)",
+        ),
         ([torch.zeros(3, 4)], "inputs with s0 % 2 == 0, which does not hold for s0 = 3"),
     ],
 )
@@ -210,7 +233,9 @@ def test_wrong_numbers_and_results_are_refused(model: Model) -> None:
         model.run_into(x, into=[torch.zeros(3)], entry="heap")
     with pytest.raises(CppError, match="gives 1 results, and got memory for 0"):
         model.run_into(x, into=[], entry="heap")
-    with pytest.raises(CppError, match="LW_ARGUMENT: there is no entry 'forward'; those that there are: affine"):
+    with pytest.raises(
+        CppError, match="LW_ARGUMENT: there is no entry 'forward'; those that there are: affine"
+    ):
         model.run(x)
 
 
@@ -250,9 +275,18 @@ def _set(*way: Any) -> Any:
 
 AFFINE = ("programs", "entries", "affine")
 SPOILED: dict[str, tuple[Any, str]] = {
-    "version": (_set("manifest", "version", 2), "LW_VERSION: .*version 2, and this library knows versions up to 1"),
-    "machine": (_set("manifest", "targets", 0, "machine", "riscv64"), "LW_TARGET: .*plain is for riscv64, and this is"),
-    "needs": (_set("manifest", "targets", 0, "needs", ["sse2", "antigravity"]), "LW_TARGET: .*plain needs antigravity"),
+    "version": (
+        _set("manifest", "version", 2),
+        "LW_VERSION: .*version 2, and this library knows versions up to 1",
+    ),
+    "machine": (
+        _set("manifest", "targets", 0, "machine", "riscv64"),
+        "LW_TARGET: .*plain is for riscv64, and this is",
+    ),
+    "needs": (
+        _set("manifest", "targets", 0, "needs", ["sse2", "antigravity"]),
+        "LW_TARGET: .*plain needs antigravity",
+    ),
     "no targets": (_set("manifest", "targets", []), "LW_TARGET: .*it has no targets"),
     "digest": (
         _set("manifest", "sections", {"lampwork.programs.plain": {"sha256": "0", "bytes": 1}}),
@@ -260,23 +294,38 @@ SPOILED: dict[str, tuple[Any, str]] = {
     ),
     "kind": (_set(*AFFINE, "values", 0, "kind", "magic"), "LW_VERSION: .*of the kind 'magic'"),
     "buffer": (_set(*AFFINE, "steps", 0, "buffers", [0, 2, 17]), "LW_FORMAT: .*17, and a number from 0 to 5"),
-    "function": (_set(*AFFINE, "steps", 0, "kernel", [0, "nothing"]), "LW_FORMAT: .*has no function 'nothing'"),
+    "function": (
+        _set(*AFFINE, "steps", 0, "kernel", [0, "nothing"]),
+        "LW_FORMAT: .*has no function 'nothing'",
+    ),
     "module": (_set(*AFFINE, "steps", 0, "kernel", [1, "add"]), "LW_FORMAT: .*the module of a kernel is 1"),
     "symbol": (_set(*AFFINE, "values", 3, "shape", [[[1, ["s9"]]], 4]), "LW_FORMAT: .*the symbol 's9'"),
     "key": (_set(*AFFINE, "keys", []), "LW_FORMAT: .*depends on a symbol that the program is not placed by"),
     "view": (_set(*AFFINE, "values", 5, "offset", 4), "LW_FORMAT: .*a view reaches beyond the memory"),
     "cycle": (_set(*AFFINE, "values", 5, "base", 5), "LW_FORMAT: .*a view is a view of itself"),
     "arena": (_set(*AFFINE, "memory", []), "LW_FORMAT: .*a value of the arena has no place"),
-    "twice": (_set(*AFFINE, "memory", [[True, 3], [True, 3]]), "LW_FORMAT: .*memory of a value is taken twice"),
+    "twice": (
+        _set(*AFFINE, "memory", [[True, 3], [True, 3]]),
+        "LW_FORMAT: .*memory of a value is taken twice",
+    ),
     "constant": (_set(*AFFINE, "constants", None), "LW_FORMAT: .*constants that nothing computes"),
-    "weight": (_set(*AFFINE, "values", 1, "shape", [5]), "LW_FORMAT: .*takes the weight 'row' for another tensor"),
+    "weight": (
+        _set(*AFFINE, "values", 1, "shape", [5]),
+        "LW_FORMAT: .*takes the weight 'row' for another tensor",
+    ),
     "large": (_set(*AFFINE, "values", 3, "strides", [1 << 40, 1]), "LW_MEMORY: .*there is no memory for"),
     "negative": (_set(*AFFINE, "values", 3, "strides", [-4, 1]), "LW_FORMAT: .*negative"),
     "gone": (_set("programs", "entries", "heap", "steps", 2, {"release": [1]}), "LW_FORMAT: .*released"),
-    "early": (_set("programs", "entries", "heap", "steps", 0, {"take": []}), "LW_FORMAT: .*before it is made"),
-    "output": (_set(*AFFINE, "outputs", [4]), "LW_FORMAT: .*other inputs, weights or outputs"),
+    "early": (
+        _set("programs", "entries", "heap", "steps", 0, {"take": []}),
+        "LW_FORMAT: .*before it is made",
+    ),
+    "output": (_set(*AFFINE, "outputs", [4]), "LW_FORMAT: .*other outputs than"),
     "device": (_set(*AFFINE, "device", "cuda:0"), "LW_VERSION: .*on the device 'cuda:0'"),
-    "input": (_set("manifest", "entries", "affine", "inputs", 0, "shape", [[[1, ["s0"]]], 3]), "LW_FORMAT|LW_INPUT"),
+    "input": (
+        _set("manifest", "entries", "affine", "inputs", 0, "shape", [[[1, ["s0"]]], 3]),
+        "LW_FORMAT|LW_INPUT",
+    ),
 }
 
 
@@ -292,10 +341,14 @@ def test_code_is_checked(runtime: Runtime, tmp_path: Path, code: bytes) -> None:
     path = write_lamp(tmp_path / "good.lamp", code)
     content = path.read_bytes()
     at = content.index(b"\x7fELF")
-    (tmp_path / "flipped").write_bytes(content[: at + 700] + bytes([content[at + 700] ^ 1]) + content[at + 701 :])
+    (tmp_path / "flipped").write_bytes(
+        content[: at + 700] + bytes([content[at + 700] ^ 1]) + content[at + 701 :]
+    )
     with pytest.raises(CppError, match="LW_FORMAT: .*'lampwork.code.plain.0' has another digest"):
         runtime.load(tmp_path / "flipped")
-    with pytest.raises(CppError, match="LW_FORMAT: .*'lampwork.code.plain.0' cannot be loaded: it is no relocatable"):
+    with pytest.raises(
+        CppError, match="LW_FORMAT: .*'lampwork.code.plain.0' cannot be loaded: it is no relocatable"
+    ):
         runtime.load(write_lamp(tmp_path / "junk", b"\x7fELF" + b"junk" * 99))
 
 
