@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,6 +31,7 @@ from lampwork.artifacts.manifest import read_manifest
 from lampwork.errors import ArtifactTrustError, ExportError, OptionError, text_of
 from lampwork.installed import needed
 from lampwork.records import record
+from lampwork.standard import struct
 from lampwork.written import write_with
 
 if TYPE_CHECKING:
