@@ -89,6 +89,10 @@ class Check:
             raise OptionError(f"option {name!r} takes {self.takes}, got {given!r}", fix=self.advice(given))
         return taken
 
+    def shown(self, text: str) -> str:
+        """A text of the environment as reports and warnings show it."""
+        return text
+
     def read(self, name: str, text: str) -> Any:
         """The value that a text of the environment stands for.
 
@@ -205,8 +209,11 @@ class Url(Check):
             return _WRONG
         return _WRONG if _PASSWORD.search(given) else given
 
+    def shown(self, text: str) -> str:
+        return _PASSWORD.sub("//...@", text)
+
     def value(self, name: str, given: Any) -> Any:
-        shown = _PASSWORD.sub("//...@", given) if isinstance(given, str) else given
+        shown = self.shown(given) if isinstance(given, str) else given
         if self.taken(given) is _WRONG:
             raise OptionError(f"option {name!r} takes {self.takes}, got {shown!r}", fix=self.fix)
         return given

@@ -305,7 +305,7 @@ def _read(name: str, text: str, told: bool) -> Any:
         return checks()[name].read(name, text)
     except OptionError as error:
         warn(
-            f"{PREFIX}{name.upper()}={text!r} is left out: {error.cause}\n  fix: {error.fix}\n"
+            f"{PREFIX}{name.upper()}={checks()[name].shown(text)!r} is left out: {error.cause}\n  fix: {error.fix}\n"
             f"  until then {name} is {getattr(_DEFAULTS, name)!r}, as if the variable were not set"
         )
         return _UNREAD

@@ -271,7 +271,8 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Line]:
     names = sorted(name for name in environ if name.startswith(config.PREFIX))
     for name in names:
         if name in checks:
-            yield name, repr(environ[name]), _wrong(*checks[name], environ[name])
+            shown = checks[name][1].shown(environ[name])
+            yield name, repr(shown), _wrong(*checks[name], environ[name])
         elif name in config.SECRETS:
             yield name, "set"
         elif name in config.OTHER_VARIABLES:

@@ -253,7 +253,7 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(LampworkWarning) as warned:
         config.from_environment(variables)
     shown = str(list(_variables(variables))) + "".join(str(each.message) for each in warned)
-    assert SECRET not in shown and "LAMPWORK_CACHE_REMOTE_KEY" in shown
+    assert "hidden" not in shown and SECRET not in shown and "LAMPWORK_CACHE_REMOTE_KEY" in shown
     assert "put a password into the environment" in shown
 
 
