@@ -168,6 +168,15 @@ def _made(
     found = kept.restored(kept.store.get(kept.key))
     if found is not None:
         return Made(*found)
+    if options.waits:
+        # In this thread: with others, the runtime looks closer at what may write to weights, which takes longer.
+        with kept.store.making(kept.key) as content:
+            found = kept.restored(content)
+            if found is not None:
+                return Made(*found)
+            made = _compile(backend, traits, graph, options, bound)
+            kept.keep(made.compiled, made.demands)
+            return made
     saver = Saver(kept)
     try:
         found = kept.restored(saver.begin())

@@ -308,6 +308,13 @@ def test_labels_of_the_user_are_not_kept() -> None:
         assert counted(lambda: lampwork.compile(labelled)(torch.ones(4))) == (1, 0)
 
 
+def test_who_logs_code_has_it_compiled() -> None:
+    """Else there would be nothing to see."""
+    run()
+    with config.using(logs="llvm"):
+        assert counted(run) == (1, 0)
+
+
 @pytest.mark.parametrize("damage", [b"", b"x" * 40, None])
 def test_damage_is_a_miss(damage: bytes | None) -> None:
     run()
