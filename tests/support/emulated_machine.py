@@ -1,9 +1,9 @@
 """An AArch64 machine, emulated by qemu: programs that `compile_for` makes, linked with a driver and run in one process.
 
-    machine = EmulatedMachine(folder, "aarch64")
-    sums = machine.add(lambda x, w: (x @ w).sum(0), [x], bound=[w])
-    machine.run()
-    sums.outputs
+machine = EmulatedMachine(folder, "aarch64")
+sums = machine.add(lambda x, w: (x @ w).sum(0), [x], bound=[w])
+machine.run()
+sums.outputs
 """
 
 from __future__ import annotations
@@ -176,5 +176,7 @@ def _tensor(program: Program, number: int, data: bytes) -> Tensor:
     if value.kind == "view":
         offset, base = value.offset, program.values[value.base]
         assert base.kind != "view"
-    elements = torch.frombuffer(bytearray(data), dtype=value.dtype) if data else torch.empty(0, dtype=value.dtype)
+    elements = (
+        torch.frombuffer(bytearray(data), dtype=value.dtype) if data else torch.empty(0, dtype=value.dtype)
+    )
     return elements.as_strided(value.shape, value.strides, offset).clone()
