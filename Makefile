@@ -13,7 +13,7 @@ PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report cpp clean
+.PHONY: help setup wheel demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report cpp clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,10 @@ $(EXTENSION): $(PACKAGE)
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
 	$(BIN)/pip install --quiet -r $(VENV)/dev.txt
 	touch $@
+
+# For the Python and the torch of the environment; `make wheel PYTHON=python3.12` for another.
+wheel: $(PACKAGE) ## build a wheel for this Python and torch, into dist
+	LAMPWORK_BUILD_REUSE=1 $(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 setup: $(EXTENSION) ## make the virtual environment and build the extension
 
@@ -150,4 +154,4 @@ pictures: $(VENV)/.browser ## take the pictures in docs/pictures again, of a rep
 	$(BIN)/python tools/take_pictures.py
 
 clean: ## remove build products, keep the virtual environment
-	rm -rf build src/lampwork/_C*.so $(PACKAGE) $(EXTENSION)
+	rm -rf build dist src/lampwork/_C*.so src/lampwork/_C*.torch $(PACKAGE) $(EXTENSION)

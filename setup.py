@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
@@ -60,7 +62,60 @@ def sources() -> list[str]:
     return [f"build/units/{unit}.cpp" for unit in UNITS]
 
 
+class Build(BuildExtension):
+    """Leaves a note beside the extension of which torch it was built with, for `lampwork.installed`.
+
+    With LAMPWORK_BUILD_REUSE=1 a wheel takes the extension that lies in the tree for this Python, built before.
+    """
+
+    def run(self) -> None:
+        if os.environ.get("LAMPWORK_BUILD_REUSE") == "1" and not self.inplace:
+            self.reuse()
+            return
+        super().run()
+        for extension in self.extensions:
+            self.note(extension.name).write_text(f"{torch.__version__}\n")
+
+    def note(self, extension: str) -> Path:
+        return Path(self.get_ext_fullpath(extension)).with_suffix(".torch")
+
+    def reuse(self) -> None:
+        for extension in self.extensions:
+            target = Path(self.get_ext_fullpath(extension.name))
+            built = ROOT / "src" / self.get_ext_filename(extension.name)
+            if not built.is_file():
+                raise SystemExit(
+                    f"setup.py: there is no {built} to reuse; build it with `build_ext --inplace`"
+                )
+            note = built.with_suffix(".torch")
+            made_with = note.read_text() if note.is_file() else f"{torch.__version__}\n"
+            if made_with.split(".")[:2] != torch.__version__.split(".")[:2]:
+                raise SystemExit(
+                    f"setup.py: {built} was built with torch {made_with.strip()}: build it again"
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(built), str(target))
+            self.note(extension.name).write_text(made_with)
+
+
+class Sources(build_py):
+    """Puts the headers of the C++ runtime into a wheel, as lampwork/include."""
+
+    def run(self) -> None:
+        super().run()
+        headers = ROOT / "cpp" / "include"
+        if headers.is_dir() and not self.editable_mode:
+            for path in sorted(headers.rglob("*.h*")):
+                target = Path(self.build_lib, "lampwork", "include", path.relative_to(headers))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(path), str(target))
+
+
+# torch keeps no binary interface between minor versions: the extension runs with the one that it was built with.
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
 setup(
+    install_requires=[f"torch=={MINOR}.*", "llvmlite>=0.45", "bytecode>=0.16", "numpy"],
     ext_modules=[
         CppExtension(
             "lampwork._C",
@@ -80,5 +135,5 @@ setup(
             extra_link_args=["-fopenmp", *CHECKS] if DEBUG or SANITIZE else ["-fopenmp", "-s"],
         )
     ],
-    cmdclass={"build_ext": BuildExtension},
+    cmdclass={"build_ext": Build, "build_py": Sources},
 )

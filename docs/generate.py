@@ -172,8 +172,9 @@ API: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Take it elsewhere",
-        "See [exports](../exports.md) and [the study](../study.md).",
-        "export Exported study.run study.page",
+        "See [artifacts](../artifacts.md), [exports](../exports.md) and [the study](../study.md).",
+        "export Exported load LoadedModel artifacts.LoadedEntry artifacts.inspect artifacts.Inspection study.run "
+        "study.page",
     ),
     (
         "Change a model",

@@ -6,6 +6,14 @@ model = lampwork.compile(model)
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import torch
+
+from lampwork.installed import check_extension
+
+# Before anything imports the extension.
+check_extension(Path(__file__).parent, torch.__version__)
 
 from lampwork import config, optimizers, patterns, testing
 from lampwork.api import compile, reset, reset_stats, stats

@@ -24,6 +24,7 @@ from lampwork.compiled.live_functions import alive
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.overview import Overview
 from lampwork.compiled.pipeline import build_entry
+from lampwork.compiled.saving import Saving
 from lampwork.config import ISA_TOLD, Config
 from lampwork.errors import OptionError
 from lampwork.optimizers.instead import instead
@@ -135,27 +136,41 @@ def compile(
         "shapes_spec": shapes_spec,
     }
     checked = check_keywords(**given, **unknown)
-    # Backends that were named are looked up once, and a mapping may change.
-    given |= {"backend": checked.backends, "options": dict(options or {})}
+    # A mapping may change.
+    given |= {"options": dict(options or {})}
+    defaults = inspect.signature(check_keywords).parameters
+    saved = {key: value for key, value in given.items() if value not in (defaults[key].default, {})}
     if model is None:
-        return functools.partial(compile, **given)
+        # Backends that were named are looked up once.
+        return functools.partial(_compile, keywords=checked, saved=saved, disable=disable)
+    return _compile(model, checked, saved, disable=disable)
+
+
+def _compile(model: Any, keywords: Keywords, saved: Mapping[str, Any], *, disable: bool) -> Any:
+    """`compile` with its keywords checked; `saved` are those that were given, for pickles."""
     if isinstance(model, (staticmethod, classmethod)):
         # Under a decorator of the class body: what they wrap is compiled.
-        return type(model)(cast(Any, compile(model.__func__, **given)))
+        return type(model)(_compile(model.__func__, keywords, saved, disable=disable))
     check_model(model, "compile")
     if disable:
         return model
     model = original_of(model)
-    first = checked.backends[0]
+    first = keywords.backends[0]
     if isinstance(first, NativeBackend):
-        step = compile_step(model, first.target(checked.config), checked.config, fullgraph=checked.fullgraph)
+        step = compile_step(
+            model, first.target(keywords.config), keywords.config, fullgraph=keywords.fullgraph
+        )
         if step is not None:
             return step
     if isinstance(model, MethodType) and isinstance(model.__self__, Optimizer):
         # Schedulers take the function out of an optimizer's step.
-        function: Any = model.__func__
-        return MethodType(_dress(function, make_function(function, checked)), model.__self__)
-    return _dress(model, make_function(model, checked))
+        return MethodType(_dress(model.__func__, keywords, saved), model.__self__)
+    return _dress(model, keywords, saved)
+
+
+def compile_again(model: Any, keywords: dict[str, Any]) -> Any:
+    """What a pickle of a compiled callable calls, by this name: `compile` with the keywords of then."""
+    return compile(model, **keywords)
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -324,12 +339,16 @@ def _stand_in(keywords: Keywords) -> StandIn | None:
     return functools.partial(instead, target=first.target(keywords.config))
 
 
-def _dress(model: Any, function: Function) -> Any:
+def _dress(model: Any, keywords: Keywords, saved: Mapping[str, Any]) -> Any:
     """What the user gets: the C++ callable with a function's attributes, or a module around it."""
+    function = make_function(model, keywords)
     compiled = function.compiled
     compiled._repr_html_ = Overview(function)._repr_html_
+    make = functools.partial(_dress, keywords=keywords, saved=saved)
+    saving = Saving(model, compiled, make, compile_again, saved)
+    saving.install()
     if isinstance(model, nn.Module):
-        return CompiledModule(model, compiled)
+        return CompiledModule(model, compiled, saving)
     stages, entries = compiled.stages, compiled.entries
     # An object's attributes are its own affair: copies of them would go stale.
     updated = functools.WRAPPER_UPDATES if isinstance(model, FunctionType) else ()

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lampwork.artifacts import signing
 from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
@@ -34,6 +35,7 @@ from lampwork.standard import math
 
 ELSEWHERE = {
     "bench": ("lampwork.bench.__main__", "measure networks under every compiler"),
+    "inspect": ("lampwork.artifacts.inspecting", "say what is in a .lamp file"),
     "study": ("lampwork.study.command", "measure what each optimization is worth to each architecture"),
 }
 """Commands with arguments of their own: where their `main` is, and what they do. They are loaded when asked for."""
@@ -114,6 +116,8 @@ def parser() -> argparse.ArgumentParser:
     exported.add_argument("script", help="a Python file")
     exported.add_argument("output", metavar="OUT", help="the file, or the folder of a trace")
     exported.set_defaults(run=_export, arguments=[])
+
+    signing.add_commands(commands)
 
     compared = commands.add_parser(
         "diff",

@@ -97,6 +97,12 @@ class OptionError(LampworkError):
     code = "LW001"
 
 
+class InstallError(LampworkError, ImportError):
+    """The extension was built for another torch or Python, or a package that is needed is not installed."""
+
+    code = "LW002"
+
+
 class CaptureError(LampworkError):
     """A region could not be captured. Without `strict` or `fullgraph` this becomes a record and an eager run."""
 
@@ -344,3 +350,9 @@ class ArtifactWeightsError(ArtifactError):
     replaced."""
 
     code = "LW364"
+
+
+class ArtifactTrustError(ArtifactError):
+    """A `.lamp` file is not signed by one of the keys that were given, or was changed after it was signed."""
+
+    code = "LW365"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import io
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -99,16 +97,6 @@ def test_a_compiled_module_is_the_module():
         torch.testing.assert_close(compiled(x), model(x))
         compiled.double()
         torch.testing.assert_close(compiled(x.double()), model(x.double()))
-
-
-def test_saving_saves_the_original():
-    compiled = lampwork.compile(Affine())
-    assert type(pickle.loads(pickle.dumps(compiled))) is Affine
-    buffer = io.BytesIO()
-    torch.save(compiled, buffer)
-    buffer.seek(0)
-    assert type(torch.load(buffer, weights_only=False)) is Affine
-    assert isinstance(copy.deepcopy(compiled), nn.Module)
 
 
 def test_a_compiled_module_inside_another():

@@ -53,18 +53,15 @@ class LoadedEntry:
     _others: tuple[LoadedEntry, ...] = ()
     _inputs: tuple[_Input, ...] = field(init=False)
     _written: frozenset[int] = field(init=False)
-    _ones: frozenset[tuple[int, int]] = field(init=False)
+    _apart: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], "list[int]"])
 
     def __post_init__(self) -> None:
         self._inputs = tuple(map(_Input.of, self.spec.inputs))
         self._written = frozenset(place for place, _ in self.spec.writes if place < len(self.spec.inputs))
-        self._ones = frozenset(
-            (number, dim)
-            for other in self._others
-            for number, known in enumerate(other._inputs)
-            for dim, size in known.fixed
-            if size == 1
-        )
+        for other in self._others:
+            for number, known in enumerate(other._inputs):
+                for dim, size in known.fixed:
+                    self._apart.setdefault((number, dim), []).append(size)
 
     def __repr__(self) -> str:
         return f"<entry {self.name}({', '.join(each.name for each in self.spec.inputs)})>"
@@ -144,7 +141,7 @@ class LoadedEntry:
                 if shape[dim] != size:
                     return False
         for symbol in self.spec.symbols:
-            if symbol.kind == "size":
+            if symbol.index is None:
                 size = tensors[symbol.input].shape[symbol.dim]
                 if size < symbol.min or (symbol.max is not None and size > symbol.max):
                     return False
@@ -186,11 +183,14 @@ class LoadedEntry:
         values: dict[str, int] = {}
         for symbol in spec.symbols:
             tensor = tensors[symbol.input]
-            value = tensor.shape[symbol.dim] if symbol.kind == "size" else tensor.stride(symbol.dim)
+            if symbol.index is not None:
+                values[symbol.name] = evaluate(symbol.index, values)
+                continue
+            value = tensor.shape[symbol.dim]
             if value < symbol.min or (symbol.max is not None and value > symbol.max):
                 raise self._wrong(
                     f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}",
-                    range_text(symbol, serves_one=(symbol.input, symbol.dim) in self._ones),
+                    range_text(symbol, self._apart.get((symbol.input, symbol.dim), ())),
                     str(value),
                     "split or pad the input, or export it with a Dim of other bounds",
                 )
@@ -252,8 +252,9 @@ class LoadedEntry:
                     )
 
 
-def range_text(symbol: Symbol, *, serves_one: bool) -> str:
-    """The sizes that a symbol stands for. `serves_one`: another entry is for 1."""
-    low = f"{1 if serves_one and symbol.min == 2 else symbol.min}"
-    low = f"1, or {symbol.min}" if serves_one and symbol.min > 2 else low
-    return f"{low} or more" if symbol.max is None else f"{low} to {symbol.max}"
+def range_text(symbol: Symbol, others: Sequence[int]) -> str:
+    """The sizes that an input may have. `others`: those that other entries are for."""
+    low, high = symbol.min, symbol.max
+    low = low - 1 if low - 1 in others else low
+    high = high + 1 if high is not None and high + 1 in others else high
+    return f"{low} or more" if high is None else f"{low} to {high}"

@@ -7,7 +7,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
+from lampwork.errors import SerialError
+from lampwork.loops.ir.polynomial import Index
 from lampwork.records import record
+from lampwork.serial.indices import index_from_json
 
 Refusal = Callable[[str], Exception]
 """Makes the error of a sentence's end: "has no object at entries.forward"."""
@@ -94,6 +97,13 @@ class Place:
         if (at_least is not None and self.value < at_least) or (below is not None and self.value >= below):
             raise self.wrong(f"a number from {at_least} to {LARGEST if below is None else below - 1}")
         return self.value
+
+    def index(self) -> Index:
+        """An index over symbols."""
+        try:
+            return index_from_json(self.value)
+        except SerialError as error:
+            raise self.refusal(f"{self.where}: {error.cause}") from error
 
     def plain(self) -> Any:
         """None, a bool, an int, a text, or a float as `plain_to_json` writes one."""

@@ -165,6 +165,7 @@ class Container:
 
     `metadata`: texts by name. `spans`: tensors and sections by name. `start`: where the data begins in the file.
     `header`: the bytes of the header. `memory`: the whole file; what is written to it is this process's own.
+    `kept`: all data from some place on, with that place, copied from the pages, whose bytes change with the file's.
     """
 
     path: str
@@ -173,6 +174,7 @@ class Container:
     start: int
     header: bytes = field(repr=False)
     memory: Any = field(repr=False)
+    kept: tuple[int, bytes] | None = field(default=None, repr=False)
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -212,6 +214,9 @@ class Container:
         span = self.spans.get(name)
         if span is None or not name.startswith(SECTION) or span.dtype != torch.uint8:
             raise self.damaged(f"there is no section {name!r}")
+        if self.kept is not None and span.begin >= self.kept[0]:
+            begin, kept = self.kept
+            return kept[span.begin - begin : span.end - begin]
         return memoryview(self.memory)[self.start + span.begin : self.start + span.end].tobytes()
 
     def will_need(self, begin: int = 0, end: int | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import field
 from typing import Any, Literal, cast
 
@@ -12,7 +12,6 @@ import torch
 
 from lampwork.artifacts.checked import Place, parsed
 from lampwork.artifacts.container import DTYPES, LONGEST_NAME, SECTION, Container, damaged
-from lampwork.artifacts.indices import index_from_json, index_to_json
 from lampwork.artifacts.trees import (
     Number,
     Tree,
@@ -26,6 +25,7 @@ from lampwork.errors import ArtifactError, ArtifactVersionError
 from lampwork.graph.symbols import Condition
 from lampwork.loops.ir.polynomial import Index
 from lampwork.records import record
+from lampwork.serial.indices import index_to_json
 from lampwork.standard import math
 from lampwork.version import __version__
 
@@ -63,8 +63,8 @@ class Tensed:
 
 @record
 class Symbol:
-    """A number that differs between calls: a size, or a stride, of an input. `hint`: what it was at the export; `max`:
-    None where there is no bound."""
+    """A number that differs between calls: the size `dim` of an input; with an `index`, what that is. `hint`:
+    what it was at the export. `max`: None where there is no bound."""
 
     name: str
     hint: int
@@ -72,7 +72,7 @@ class Symbol:
     max: int | None
     input: int
     dim: int
-    kind: Literal["size", "stride"] = "size"
+    index: Index | None = None
 
 
 @record
@@ -82,7 +82,7 @@ class Entry:
     Attributes:
         inputs: the tensors, in the order of the program's.
         args, kwargs: what a call passes; `names`: under which each of `args` may be passed too.
-        symbols: in an order in which each occurs alone as the size of an input.
+        symbols: those with an index come last.
         conditions: what has to hold for them.
         weights: numbers of weights, in the order of the program's bound tensors.
         outputs: of the program; those that are written come last.
@@ -214,7 +214,8 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
                 "max": each.max,
                 "input": each.input,
                 "dim": each.dim,
-                "kind": each.kind,
+                "kind": "size" if each.index is None else "stride",
+                "index": None if each.index is None else index_to_json(each.index),
             }
             for each in entry.symbols
         ],
@@ -376,7 +377,9 @@ def _flag(place: Place) -> bool:
 def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Section]) -> Entry:
     inputs = tuple(map(_tensed, place["inputs"]))
     outputs = tuple(map(_tensed, place["outputs"]))
-    symbols = tuple(_symbol(each, inputs) for each in place["symbols"])
+    symbols: list[Symbol] = []
+    for each in place["symbols"]:
+        symbols.append(_symbol(each, inputs, {symbol.name for symbol in symbols}))
     known = {symbol.name for symbol in symbols}
     if len(known) < len(symbols):
         raise place["symbols"].wrong("symbols of different names")
@@ -405,7 +408,7 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
         inputs,
         args,
         kwargs,
-        symbols,
+        tuple(symbols),
         conditions,
         bound,
         outputs,
@@ -431,18 +434,22 @@ def _section_name(place: Place, sections: Mapping[str, Section]) -> str:
 
 
 def _tensed(place: Place) -> Tensed:
-    shape, strides = (tuple(map(index_from_json, place[key])) for key in ("shape", "strides"))
+    shape, strides = (tuple(each.index() for each in place[key]) for key in ("shape", "strides"))
     if len(shape) != len(strides):
         raise place["strides"].wrong(f"{len(shape)} of them")
     return Tensed(place["name"].text(), dtype_from_json(place["dtype"]), shape, strides)
 
 
-def _symbol(place: Place, inputs: Sequence[Tensed]) -> Symbol:
+def _symbol(place: Place, inputs: Sequence[Tensed], before: Set[str]) -> Symbol:
     name = place["name"].text()
     if not name.isidentifier():
         raise place["name"].wrong("a name")
     number = place["input"].number(below=len(inputs))
     most = place["max"]
+    is_size = place["kind"].one_of("size", "stride") == "size"
+    index = None if is_size else place["index"].index()
+    if index is not None and not index.symbols() <= before:
+        raise place["index"].wrong("symbols that come before it")
     return Symbol(
         name,
         place["hint"].number(),
@@ -450,12 +457,12 @@ def _symbol(place: Place, inputs: Sequence[Tensed]) -> Symbol:
         most.number() if most.is_there else None,
         number,
         place["dim"].number(below=len(inputs[number].shape)),
-        cast(Any, place["kind"].one_of("size", "stride")),
+        index,
     )
 
 
 def _condition(place: Place) -> Condition:
-    return Condition(cast(Any, place["op"].one_of("==", "!=", ">=", "fits")), index_from_json(place["index"]))
+    return Condition(cast(Any, place["op"].one_of("==", "!=", ">=", "fits")), place["index"].index())
 
 
 def _write(place: Place, tensors: int, outputs: int) -> tuple[int, int]:

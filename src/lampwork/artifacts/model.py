@@ -54,20 +54,25 @@ class LoadedModel(_Holder):
     metadata: what the export was given.
     manifest: all that the file says of itself.
     target: which of the file's code is used, and why.
+    signer: the id of the key whose signature was checked; "" if none was.
     """
 
     entries: Mapping[str, LoadedEntry]
     metadata: Mapping[str, Any]
     manifest: Manifest
     target: str
+    signer: str
 
-    def __init__(self, manifest: Manifest, tensors: Mapping[str, Tensor], path: str, target: str) -> None:
+    def __init__(
+        self, manifest: Manifest, tensors: Mapping[str, Tensor], path: str, target: str, signer: str = ""
+    ) -> None:
         super().__init__()
         self.__dict__.update(
             manifest=manifest,
             metadata=MappingProxyType(dict(manifest.metadata)),
             entries=MappingProxyType({}),
             target=target,
+            signer=signer,
             _path=path,
             _main=None,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from torch import Tensor
 
@@ -13,7 +12,9 @@ from lampwork.artifacts.checked import Place, parsed
 from lampwork.artifacts.container import Container, digest
 from lampwork.artifacts.manifest import Code, Manifest
 from lampwork.backends.native.symbolic import SymbolicProgram
-from lampwork.errors import ArtifactError, ArtifactVersionError, SerialError
+from lampwork.errors import ArtifactError, ArtifactTrustError, ArtifactVersionError, SerialError
+from lampwork.graph.concrete import scope_of
+from lampwork.graph.symbols import Condition
 from lampwork.locks import new_lock
 from lampwork.loops.ir.index import Index
 from lampwork.loops.ir.symbols import evaluate
@@ -31,21 +32,22 @@ KEPT = 64
 @record(eq=False)
 class Source:
     """What makes the program for given sizes. `keys`: the symbols that it depends on, in order; `scalars`: the numbers
-    that it takes with each call."""
+    that it takes with each call. `conditions`: what calls are held to besides those of the manifest."""
 
     keys: tuple[str, ...]
     scalars: tuple[Index, ...]
     make: Callable[[Mapping[str, int]], Program]
+    conditions: tuple[Condition, ...] = ()
 
     @staticmethod
     def of_layout(layout: Layout) -> Source:
         return Source(tuple(sorted(layout.keys)), layout.scalars, layout.place)
 
     @staticmethod
-    def of_program(program: Program | SymbolicProgram) -> Source:
+    def of_program(program: Program | SymbolicProgram, conditions: tuple[Condition, ...]) -> Source:
         if isinstance(program, Program):
-            return Source((), (), lambda values: program)
-        return Source(tuple(sorted(program.keys)), program.scalars, program.instantiate)
+            return Source((), (), lambda values: program, conditions)
+        return Source(tuple(sorted(program.keys)), program.scalars, program.instantiate, conditions)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,12 +142,14 @@ def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
     """The programs of all entries, compiled for this machine from their graphs.
 
     Raises:
-        ArtifactError: a graph is damaged.
+        ArtifactError: a graph is damaged, or computes something else than its entry says.
+        ArtifactTrustError: it has an operator that is not run for everybody.
         ArtifactVersionError: it has operators that are not known here.
         BackendError: it cannot be compiled.
     """
     # Loaded here: a file that is trusted needs no compiler.
     from lampwork.artifacts.compiling import compile_here
+    from lampwork.artifacts.sound import Unsound, check_graph, conditions_of
 
     found: dict[str, Source] = {}
     for name, entry in manifest.entries.items():
@@ -159,5 +163,17 @@ def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
                 fix=f"it was written by Lampwork {manifest.lampwork} with torch {manifest.torch}: install these, or "
                 "export it again",
             ) from error
-        found[name] = Source.of_program(compile_here(cast(Any, graph), entry.writes, name))
+        scope = scope_of(graph)
+        try:
+            check_graph(graph, entry, manifest.weights)
+            made = compile_here(graph, entry.writes, name)
+            # Compilation has added to them.
+            found[name] = Source.of_program(made, conditions_of(scope, entry.symbols))
+        except Unsound as error:
+            if error.operator:
+                raise ArtifactTrustError(
+                    f"{container.path}: the graph of {name}: {error}",
+                    fix="load it with key= or trust=True, if you know where it comes from",
+                ) from error
+            raise container.damaged(f"the graph of {name}: {error}") from error
     return found

@@ -16,9 +16,9 @@ from typing import Any, cast
 import torch
 
 from lampwork.artifacts.checked import Place
-from lampwork.artifacts.indices import index_from_json, index_to_json
 from lampwork.loops.ir.polynomial import Index
 from lampwork.records import record
+from lampwork.serial.indices import index_to_json
 from lampwork.standard import functools, math
 
 DEEPEST = 64
@@ -123,11 +123,12 @@ class Result:
     that are not None items, by name or number, in the order of the class."""
 
     def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
-        vars(self).update(fields)
-        self._name, self._fields = name, tuple(fields)
+        vars(self).update(fields, _name=name, _fields=tuple(fields))
+        self._name: str
+        self._fields: tuple[str, ...]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("_name", "_fields", *self._fields):
+        if name not in self._fields:
             self._fields = (*self._fields, name)
         super().__setattr__(name, value)
 
@@ -237,7 +238,7 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
         case "unused":
             return Unused()
         case "number":
-            return Number(index_from_json(inner))
+            return Number(inner.index())
         case "const":
             return Constant(constant_from_json(Place(found["const"], inner.where, place.refusal)))
         case "list" | "tuple":

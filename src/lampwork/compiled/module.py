@@ -10,30 +10,34 @@ from typing import Any, cast
 
 from torch import nn
 
+from lampwork.compiled.saving import Saving
 from lampwork.standard import functools
 
 # Attributes that live on the wrapper itself; all others are read from and written to the original module.
-_OWN = frozenset({"_lampwork_original", "_lampwork_compiled"})
+_OWN = frozenset({"_lampwork_original", "_lampwork_compiled", "_lampwork_saving"})
 
 
 class CompiledModule(nn.Module):
-    """Shares parameters, buffers, submodules, hooks and attributes with the original; pickles as the original.
+    """Shares parameters, buffers, submodules, hooks and attributes with the original. Copied and pickled, it is a
+    compiled copy of the original.
 
     Calls do not pass through Python: each instance has a class of its own whose `__call__` is the C++ entry point.
     """
 
     _lampwork_original: nn.Module
     _lampwork_compiled: Any
+    _lampwork_saving: Saving
 
-    def __new__(cls, original: nn.Module, compiled: Any) -> CompiledModule:
+    def __new__(cls, original: nn.Module, compiled: Any, saving: Saving) -> CompiledModule:
         compiled.binds = False  # the class's `__call__` takes the call's arguments, not the wrapper
         own = type(cls.__name__, (cls,), {"__call__": compiled, "__module__": cls.__module__})
         return cast(CompiledModule, object.__new__(own))
 
-    def __init__(self, original: nn.Module, compiled: Any) -> None:
+    def __init__(self, original: nn.Module, compiled: Any, saving: Saving) -> None:
         # nn.Module.__init__ would give the wrapper tables of its own; it has none: everything is the original's.
         object.__setattr__(self, "_lampwork_original", original)
         object.__setattr__(self, "_lampwork_compiled", compiled)
+        object.__setattr__(self, "_lampwork_saving", saving)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:
@@ -73,8 +77,13 @@ class CompiledModule(nn.Module):
         return shown._repr_html_()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Saving a compiled module saves the original.
-        return _identity, (self._lampwork_original,)
+        return self._lampwork_saving.reduce()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._lampwork_saving.deepcopy(self, memo)
+
+    def __copy__(self) -> Any:
+        return self._lampwork_saving.copy()
 
     def __len__(self) -> int:
         return len(cast(Any, self._lampwork_original))
@@ -127,7 +136,3 @@ for _name, _method in list(vars(nn.Module).items()):
         and not _name.startswith("__")
     ):
         setattr(CompiledModule, _name, _delegate(_name, _method))
-
-
-def _identity(module: nn.Module) -> nn.Module:
-    return module

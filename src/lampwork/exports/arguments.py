@@ -22,6 +22,7 @@ from lampwork.capture.model.region import (
     root_of,
 )
 from lampwork.errors import ExportError
+from lampwork.exports.torch_program import Nesting
 
 
 @dataclass(slots=True)
@@ -106,14 +107,24 @@ class Arguments:
 
 
 def argument_trees(
-    region: Region, sources: Sequence[Source], args: Sequence[Any], kwargs: Mapping[str, Any]
+    region: Region,
+    sources: Sequence[Source],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    nesting: Nesting | None = None,
 ) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
-    """What a call passes by position and by keyword.
+    """What a call passes by position and by keyword; `nesting`: of these arguments.
 
     Raises:
         ExportError: it passes what no file can have, or not all inputs are among it.
     """
     reading = Arguments(region, sources)
+    if nesting is not None:
+        for number, leaf in enumerate(nesting.leaves):
+            if Arg(number) in sources:
+                reading.inputs[id(leaf)] = sources.index(Arg(number))
+        reading.sources = ()
+        args, kwargs = nesting.args, nesting.kwargs
     positional = tuple(
         reading.tree(Arg(number), value, f"argument {number}") for number, value in enumerate(args)
     )

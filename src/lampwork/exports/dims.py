@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -264,8 +264,10 @@ def check_open(
     sizes: Sequence[Open],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    served: Set[tuple[int, int, int]],
 ) -> None:
-    """
+    """That sizes are open as far as the user said. `served`: (id of a tensor, dimension, size) that others serve.
+
     Raises:
         ExportError: a size cannot be open as far as the user said.
     """
@@ -277,7 +279,7 @@ def check_open(
         if wanted is None:
             continue
         for condition in conditions:
-            problem = _closes(condition, symbol.name, wanted)
+            problem = _closes(condition, symbol.name, wanted, served)
             if problem:
                 raise ExportError(
                     f"{wanted.where} cannot be left open as {wanted.name or 'asked'}: {problem} ({condition})",
@@ -287,7 +289,7 @@ def check_open(
                 )
 
 
-def _closes(condition: Condition, name: str, wanted: Open) -> str:
+def _closes(condition: Condition, name: str, wanted: Open, served: Set[tuple[int, int, int]]) -> str:
     """What a condition on this symbol alone takes away of what the user wanted."""
     if condition.index.symbols() != frozenset((name,)):
         return ""
@@ -296,6 +298,9 @@ def _closes(condition: Condition, name: str, wanted: Open) -> str:
         return "the model needs one number here"
     if wanted.low is not None and not condition.holds({name: low}):
         return f"it is no {low}"
-    if wanted.high is not None and not condition.holds({name: wanted.high}):
+    high = wanted.high
+    if high is not None and (id(wanted.tensor), wanted.dim, high) in served:
+        high -= 1
+    if high is not None and not condition.holds({name: high}):
         return f"it is no {wanted.high}"
     return ""

@@ -28,8 +28,8 @@ from lampwork.runtime import Compiled
 from lampwork.written import HINT, write_whole, write_with
 
 FORMATS = {
-    ".lamp": "lamp",
     ".pt2": "pt2",
+    ".lamp": "lamp",
     ".onnx": "onnx",
     ".json": "model-explorer",
     ".dot": "dot",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import input_names, unique
 from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.exports.torch_program import Nesting, flat_program, program_of
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Condition, Scope, SymbolicInt
@@ -42,19 +42,22 @@ from lampwork.records import record
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
 
-_MOST_FOR_ONE = 7
+_MOST_APART = 16
+"""How many programs are made for sizes that are apart, at most."""
+
 _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 """What code is made for beside this machine's own, where nobody says."""
 
 
 @record(eq=False)
 class Call:
-    """One entry: `function` is called with these arguments. `sizes`: what `dynamic_shapes` says of them."""
+    """One entry: `function` is called with these arguments. `nesting`: how a program of torch.export passes them."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any = None
+    nesting: Nesting | None = None
 
 
 def calls_of(
@@ -65,7 +68,7 @@ def calls_of(
     Raises:
         OptionError: there is none, or one is not of the form of one.
     """
-    program = _program_of(model)
+    program = program_of(model)
     if entries is not None:
         if call is not None or dynamic_shapes is not None:
             raise OptionError(
@@ -85,8 +88,12 @@ def calls_of(
             raise OptionError(
                 "the exported program has no example inputs", fix="pass the arguments of a call: args, kwargs"
             )
-        sizes = program_sizes(program, args, kwargs) if dynamic_shapes is None else dynamic_shapes
-        return {"forward": Call(program.module(), tuple(args), dict(kwargs), sizes)}
+        module, nesting = flat_program(program, args, dict(kwargs))
+        if dynamic_shapes is None:
+            sizes = program_sizes(program, args, kwargs)
+        else:
+            sizes = open_sizes(dynamic_shapes, nesting.names, args, kwargs)
+        return {"forward": Call(module, tuple(nesting.leaves), {}, sizes, nesting)}
     check_model(model, "export")
     if call is None:
         raise OptionError(
@@ -94,12 +101,6 @@ def calls_of(
             fix="pass its arguments: export(model, args, kwargs, path='model.lamp')",
         )
     return {"forward": Call(model, *call, dynamic_shapes)}
-
-
-def _program_of(model: Any) -> Any:
-    """A program of torch.export; None if it is something else. Who has one has imported that."""
-    known: Any = sys.modules.get("torch.export")
-    return model if known is not None and isinstance(model, known.ExportedProgram) else None
 
 
 def _entry_call(model: Any, name: Any, given: Any) -> Call:
@@ -140,6 +141,49 @@ class _Captured:
     training: bool
     otherwise: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+    served: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
+    """(id of a tensor, dimension, size): what entries beside this one are for."""
+
+    def left_out(self, group: Sequence[Open]) -> tuple[int, ...]:
+        """The sizes that this entry leaves out, and another one may serve."""
+        found = [] if any((each.low or 1) > 1 for each in group) else [1]
+        high = next((each.high for each in group if each.high is not None), None)
+        names = self.symbols_of(group)
+        bounds = [
+            bound[2]
+            for condition in self.region.conditions
+            if (bound := _bound(condition)) is not None and bound[1] is None and bound[0] in names
+        ]
+        top = min(bounds, default=None)
+        if top is not None and top != high and (high is None or top + 1 == high):
+            found.append(top + 1)
+        return tuple(found)
+
+    def symbols_of(self, group: Sequence[Open]) -> frozenset[str]:
+        """The symbols of sizes."""
+        wanted = {(id(each.tensor), each.dim) for each in group}
+        args, kwargs = self.call.args, self.call.kwargs
+        return frozenset(
+            symbol.name
+            for symbol in self.region.symbols
+            if symbol.kind == "size" and (id(find(symbol.source, args, kwargs)), symbol.dim) in wanted
+        )
+
+    @property
+    def strides(self) -> dict[str, Index]:
+        """The symbols that are strides, as the sizes give them: a call's inputs are laid out so."""
+        found: dict[str, Index] = {}
+        for number, source in enumerate(self.piece.sources):
+            dims = {
+                symbol.dim: symbol.name
+                for symbol in self.region.symbols
+                if symbol.kind == "stride" and symbol.source == source
+            }
+            if dims:
+                tensor = find(source, self.call.args, self.call.kwargs)
+                made = strides_of(tensor, self.piece.placeholders[number].meta["val"].shape)
+                found.update((name, as_index(made[dim])) for dim, name in dims.items())
+        return found
 
     @property
     def groups(self) -> list[list[Open]]:
@@ -191,18 +235,20 @@ def export_artifact(
                 f"{name!r} is no name for an entry", fix="give one that Python takes, without _ in front"
             )
     names = _targets(wanted.targets)
-    root = _root(model)
+    root = _root(model, calls)
     captured: dict[str, _Captured] = {}
     for name, call in calls.items():
         captured[name] = whole = _capture(name, call)
-        captured.update(_for_one(name, whole))
+        captured.update(_apart(name, whole))
     weights = _Weights(root)
     bound = {name: weights.numbers(each) for name, each in captured.items()}
     sections: dict[str, bytes] = {}
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
-        check_open(each.conditions, each.region, each.sizes, each.call.args, each.call.kwargs)
+        if m.is_entry_name(name):
+            call = each.call
+            check_open(each.conditions, each.region, each.sizes, call.args, call.kwargs, each.served)
         graph = f"{SECTION}graph.{name}"
         sections[graph] = to_text(graph_to_json(each.piece.graph))
         entries[name] = _entry(each, bound[name], graph)
@@ -260,7 +306,9 @@ def _targets(given: Any) -> tuple[str, ...]:
     return tuple(sorted({facts(name).name for name in names}, key=ranks.__getitem__))
 
 
-def _root(model: Any) -> nn.Module | None:
+def _root(model: Any, calls: Mapping[str, Call]) -> nn.Module | None:
+    if program_of(model) is not None:
+        return cast(nn.Module, next(iter(calls.values())).function)
     original = original_of(model)
     if isinstance(original, MethodType):
         original = original.__self__
@@ -311,27 +359,26 @@ def _capture(name: str, call: Call) -> _Captured:
         relations(region, sizes, call.args, call.kwargs),
         call,
         function.config,
-        unique(named, call.kwargs),
+        unique(named, call.kwargs) if call.nesting is None else call.nesting.names,
         isinstance(owner, nn.Module) and owner.training,
     )
 
 
-def _for_one(name: str, whole: _Captured) -> dict[str, _Captured]:
-    """The same call with 1 for sizes that are open: it broadcasts, so programs for it are others. One for each of the
-    sizes, and for several of them together."""
-    groups = [group for group in whole.groups if all((each.low or 1) < 2 for each in group)]
+def _apart(name: str, whole: _Captured) -> dict[str, _Captured]:
+    """The same call with open sizes fixed at numbers that a program for all sizes leaves out: 1, which broadcasts, and
+    the largest, if the model asks whether a size is smaller. One for each of the sizes, and for several together."""
+    groups = whole.groups
+    tries = [(0, *whole.left_out(group)) for group in groups]
     found: dict[str, _Captured] = {}
-    numbers = range(len(groups))
-    chosen = [c for count in numbers for c in itertools.combinations(numbers, count + 1)]
-    for combination in chosen[:_MOST_FOR_ONE]:
-        ones = [each for number in combination for each in groups[number]]
-        narrowed: dict[int, Tensor] = {}
-        for each in ones:
-            before = narrowed.get(id(each.tensor), each.tensor)
-            narrowed[id(each.tensor)] = before.narrow(each.dim, 0, 1)
-        made = {key: tensor.detach().clone() for key, tensor in narrowed.items()}
+    for chosen in itertools.islice(itertools.product(*tries), _MOST_APART):
+        fixed = [(each, size) for group, size in zip(groups, chosen, strict=True) for each in group if size]
+        if not fixed:
+            continue
+        made: dict[int, Tensor] = {}
+        for each, size in fixed:
+            made[id(each.tensor)] = _sized(made.get(id(each.tensor), each.tensor), each.dim, size)
         args, kwargs = _with(whole.call.args, made), _with(whole.call.kwargs, made)
-        closed = {(id(each.tensor), each.dim) for each in ones}
+        closed = {(id(each.tensor), each.dim) for each, _ in fixed}
         rest = tuple(
             replace(each, tensor=made.get(id(each.tensor), each.tensor))
             for each in whole.sizes
@@ -339,19 +386,27 @@ def _for_one(name: str, whole: _Captured) -> dict[str, _Captured]:
         )
         key = f"{name}.{len(found) + 1}"
         try:
-            found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest))
+            found[key] = _capture(name, Call(whole.call.function, args, kwargs, rest, whole.call.nesting))
         except Exception as error:
-            must = next((each for each in ones if each.must and each.low == 1), None)
-            if must is not None:
-                raise ExportError(
-                    f"{must.where} cannot be 1, as {must.name or 'its Dim'} says: {text_of(error)}",
-                    fix="give the Dim min=2",
-                ) from error
-            where = " and ".join(each.where for each in ones)
-            whole.notes.append(f"{where} cannot be 1: {text_of(error).splitlines()[0]}")
+            for each, size in fixed:
+                if each.must and size in (each.low, each.high):
+                    raise ExportError(
+                        f"{each.where} cannot be {size}, as {each.name or 'its Dim'} says: {text_of(error)}",
+                        fix="give the Dim other bounds",
+                    ) from error
+            said = " and ".join(f"{each.where} {size}" for each, size in fixed)
+            whole.notes.append(f"it does not take {said}: {text_of(error).splitlines()[0]}")
             continue
         whole.otherwise.append(key)
+        for each, size in fixed:
+            whole.served.add((id(each.tensor), each.dim, size))
     return found
+
+
+def _sized(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """A tensor like another one, of another size, with its first part all along."""
+    first = tensor.detach().narrow(dim, 0, 1)
+    return first.clone() if size == 1 else first.repeat_interleave(size, dim)
 
 
 def _with(value: Any, tensors: Mapping[int, Tensor]) -> Any:
@@ -515,18 +570,28 @@ def _compile(
 
 def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry:
     piece, region, call = captured.piece, captured.region, captured.call
-    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs)
+    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs, call.nesting)
+    result = _result(piece.whole)
+    if call.nesting is not None:
+        assert isinstance(result, Sequenced)
+        result = call.nesting.result(result.items)
     symbols, conditions = _symbols(captured)
     placeholders = piece.placeholders[: len(piece.inputs)]
     return m.Entry(
-        tuple(_tensed(name, node) for name, node in zip(piece.inputs, placeholders, strict=True)),
+        tuple(
+            _tensed(name, node, captured.strides)
+            for name, node in zip(piece.inputs, placeholders, strict=True)
+        ),
         args,
         kwargs,
         symbols,
         conditions,
         weights,
-        tuple(_tensed(name, node) for name, node in zip(piece.outputs, piece.results, strict=True)),
-        _result(piece.whole),
+        tuple(
+            _tensed(name, node, captured.strides)
+            for name, node in zip(piece.outputs, piece.results, strict=True)
+        ),
+        result,
         piece.writes,
         graph,
         captured.names,
@@ -539,9 +604,13 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
     )
 
 
-def _tensed(name: str, node: fx.Node) -> m.Tensed:
+def _tensed(name: str, node: fx.Node, known: Mapping[str, Index]) -> m.Tensed:
     spec = cast(TensorSpec, node.meta["val"])
-    return m.Tensed(name, spec.dtype, tuple(map(as_index, spec.shape)), tuple(map(as_index, spec.strides)))
+    shape, strides = (
+        tuple(replace_symbols(as_index(each), known) for each in found)
+        for found in (spec.shape, spec.strides)
+    )
+    return m.Tensed(name, spec.dtype, shape, strides)
 
 
 def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition, ...]]:
@@ -559,6 +628,7 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
         else:
             lows[bound[0]] = max(lows[bound[0]], bound[2])
     found: list[m.Symbol] = []
+    strides = captured.strides
     for symbol in captured.region.symbols:
         low = lows[symbol.name]
         while Condition("!=", Index.sym(symbol.name) - low) in [Condition(c.op, c.index) for c in others]:
@@ -571,9 +641,12 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
                 highs.get(symbol.name),
                 at[symbol.source],
                 symbol.dim,
-                cast(Any, symbol.kind),
+                strides.get(symbol.name),
             )
         )
+    found.sort(key=lambda each: each.index is not None)
+    others = [replace(each, index=replace_symbols(each.index, strides)) for each in others]
+    others = [each for each in others if not (each.index.is_const and each.holds({}))]
     return tuple(found), tuple(others)
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from lampwork.errors import InvalidGraphError, SerialError
+from lampwork.errors import InvalidGraphError, SerialError, text_of
 from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.symbols import Scope, SymbolicFloat, SymbolicInt
@@ -136,6 +136,9 @@ def graph_from_json(value: Any) -> fx.Graph:
         raise SerialError("a graph was expected, not one nested so deep") from error
     except InvalidGraphError as error:
         raise SerialError(f"a valid graph was expected: {error.cause}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # What verifies looks at arguments as operators take them; these may be anything.
+        raise SerialError(f"a valid graph was expected: {text_of(error)}") from error
     return reading.graph
 
 

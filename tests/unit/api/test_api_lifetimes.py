@@ -176,14 +176,6 @@ def test_a_compiled_function_is_copied_and_pickled_as_functions_are():
         pickle.dumps(lampwork.compile(doubled.__wrapped__))
 
 
-def test_a_compiled_method_is_not_copied():
-    # Its copy would compute with the weights of the original.
-    compiled = lampwork.compile(nn.Linear(4, 4).forward)
-    for action in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="cannot pickle or deepcopy what lampwork compiled"):
-            action(compiled)
-
-
 def test_a_call_that_raises_is_captured_once():
     captured = 0
 

@@ -216,7 +216,7 @@ def test_a_compiled_module_keeps_the_view_of_its_original():
     assert "Anything" in other._repr_html_() and other.whatever == "whatever"
     compiled = lampwork.compile(nn.Linear(3, 2))
     assert "_repr_html_" not in dir(compiled)
-    assert type(pickle.loads(pickle.dumps(compiled))) is nn.Linear
+    assert isinstance(pickle.loads(pickle.dumps(compiled)), nn.Linear)
     assert torch.equal(copy.deepcopy(compiled).weight, compiled.weight)
 
 

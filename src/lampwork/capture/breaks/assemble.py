@@ -9,14 +9,19 @@ import dis
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any, Literal, cast
-
-from bytecode import Bytecode, CompilerFlags, Instr, Label
-from bytecode.instr import CellVar, FreeVar, TryBegin, TryEnd
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lampwork.capture.model.flow import CELL_OPCODES, is_jump, local_names, reachable
 from lampwork.capture.model.frame import Decoded
+from lampwork.installed import needed
 from lampwork.records import record
+
+if TYPE_CHECKING:
+    import bytecode
+    import bytecode.instr
+else:
+    # Where models are only loaded it need not be installed.
+    bytecode = needed("bytecode", "to go on behind a graph break")
 
 # Whether the NULL for a missing receiver lies above the function to be called, or below.
 NULL_ABOVE = sys.version_info >= (3, 13)
@@ -49,16 +54,16 @@ class Point:
         return (*self.locals, *self.cells, *stack)
 
 
-def _header(code: types.CodeType, arguments: Sequence[str]) -> Bytecode:
+def _header(code: types.CodeType, arguments: Sequence[str]) -> bytecode.Bytecode:
     """An empty code object with these positional arguments."""
-    made = Bytecode()
+    made = bytecode.Bytecode()
     made.name = code.co_name
     made.qualname = code.co_qualname
     made.filename = code.co_filename
     made.first_lineno = code.co_firstlineno
     made.argnames = list(arguments)
     made.argcount = len(arguments)
-    made.flags = CompilerFlags.OPTIMIZED | CompilerFlags.NEWLOCALS
+    made.flags = bytecode.CompilerFlags.OPTIMIZED | bytecode.CompilerFlags.NEWLOCALS
     return made
 
 
@@ -70,11 +75,11 @@ def is_editable(code: types.CodeType) -> bool:
     return _UNKNOWN.isdisjoint(code.co_code[::2])
 
 
-def raw_instructions(decoded: Decoded) -> list[list[Instr]]:
+def raw_instructions(decoded: Decoded) -> list[list[bytecode.Instr]]:
     """The instructions of the `bytecode` package that each decoded instruction stands for."""
-    instrs = [i for i in Bytecode.from_code(decoded.code) if isinstance(i, Instr)]
-    groups: list[list[Instr]] = []
-    part: list[Instr] = []
+    instrs = [i for i in bytecode.Bytecode.from_code(decoded.code) if isinstance(i, bytecode.Instr)]
+    groups: list[list[bytecode.Instr]] = []
+    part: list[bytecode.Instr] = []
     names = (
         r.opname for r in dis.get_instructions(decoded.code) if r.opname not in ("CACHE", "EXTENDED_ARG")
     )
@@ -86,13 +91,13 @@ def raw_instructions(decoded: Decoded) -> list[list[Instr]]:
     return groups
 
 
-def _singles(instr: Instr) -> list[Instr]:
+def _singles(instr: bytecode.Instr) -> list[bytecode.Instr]:
     """An instruction, or the two that it is short for: how many variables such a pair can name is limited."""
     if "_FAST_" not in instr.name or not isinstance(instr.arg, tuple):
         return [instr]
     kinds = (part for part in instr.name.split("_") if part in ("LOAD", "STORE"))
     pairs = zip(kinds, cast(tuple[str, str], instr.arg), strict=True)
-    return [Instr(f"{kind}_FAST", arg, location=instr.location) for kind, arg in pairs]
+    return [bytecode.Instr(f"{kind}_FAST", arg, location=instr.location) for kind, arg in pairs]
 
 
 # --- resume functions -------------------------------------------------------------------------------------------------
@@ -111,37 +116,37 @@ def resume_code(decoded: Decoded, point: Point) -> types.CodeType:
     made.cellvars = sorted(own)
     line = decoded.instructions[index].line
     if made.freevars:
-        made.append(Instr("COPY_FREE_VARS", len(made.freevars), lineno=line))
-    made.append(Instr("RESUME", 0, lineno=line))
+        made.append(bytecode.Instr("COPY_FREE_VARS", len(made.freevars), lineno=line))
+    made.append(bytecode.Instr("RESUME", 0, lineno=line))
     for i, kind in enumerate(point.slots):
         made.extend(_restored(kind, f"__stack_{i}", line))
 
     kept = sorted(reachable(decoded, [index]))
     targets = {decoded.instructions[i].arg for i in kept if is_jump(decoded.instructions[i].name)}
     targets |= {handler.target for i in kept if (handler := decoded.excepts[i]) is not None}
-    labels = {i: Label() for i in {*targets, index}}
-    made.append(Instr("JUMP_FORWARD", labels[index], lineno=line))
+    labels = {i: bytecode.Label() for i in {*targets, index}}
+    made.append(bytecode.Instr("JUMP_FORWARD", labels[index], lineno=line))
     groups = raw_instructions(decoded)
     current: Any = None
-    begun: TryBegin | None = None
+    begun: bytecode.instr.TryBegin | None = None
     for i in kept:
         handler = decoded.excepts[i]
         if handler is not current and begun is not None:
-            made.append(TryEnd(begun))
+            made.append(bytecode.instr.TryEnd(begun))
             begun = None
         if i in labels:
             made.append(labels[i])
         if handler is not current:
             current = handler
             if handler is not None:
-                begun = TryBegin(labels[handler.target], handler.lasti, handler.depth)
+                begun = bytecode.instr.TryBegin(labels[handler.target], handler.lasti, handler.depth)
                 made.append(begun)
                 # CPython 3.13 looks for the handler of what a call raises by the place before the call.
-                made.append(Instr("NOP", location=groups[i][0].location))
+                made.append(bytecode.Instr("NOP", location=groups[i][0].location))
         for instr in groups[i]:
             made.append(_moved(instr, labels, decoded, i, own))
     if begun is not None:
-        made.append(TryEnd(begun))
+        made.append(bytecode.instr.TryEnd(begun))
     stack_size = code.co_stacksize + len(point.slots) + 4
     return made.to_code(stacksize=stack_size, compute_exception_stack_depths=False)
 
@@ -164,33 +169,40 @@ def free_names(decoded: Decoded, point: Point) -> list[str]:
     return [*free, *(name for name in point.cells if name not in free and name not in own)]
 
 
-def _restored(kind: SlotKind, argument: str, line: int) -> list[Instr]:
+def _restored(kind: SlotKind, argument: str, line: int) -> list[bytecode.Instr]:
     """Instructions that put one slot back; nothing but the stack refers to it then."""
     if kind == "null":
-        return [Instr("PUSH_NULL", lineno=line)]
+        return [bytecode.Instr("PUSH_NULL", lineno=line)]
     if kind == "lasti":
-        return [Instr("LOAD_CONST", 0, lineno=line)]
-    load = [Instr("LOAD_FAST", argument, lineno=line), Instr("DELETE_FAST", argument, lineno=line)]
+        return [bytecode.Instr("LOAD_CONST", 0, lineno=line)]
+    load = [
+        bytecode.Instr("LOAD_FAST", argument, lineno=line),
+        bytecode.Instr("DELETE_FAST", argument, lineno=line),
+    ]
     return load if kind == "value" else [*load, *_handling(line)]
 
 
-def _handling(line: int) -> list[Instr]:
+def _handling(line: int) -> list[bytecode.Instr]:
     """From here the exception on top of the stack is being handled; the one that was before takes its place."""
-    return [Instr("PUSH_EXC_INFO", lineno=line), Instr("POP_TOP", lineno=line)]
+    return [bytecode.Instr("PUSH_EXC_INFO", lineno=line), bytecode.Instr("POP_TOP", lineno=line)]
 
 
 def _moved(
-    instr: Instr, labels: dict[int, Label], decoded: Decoded, index: int, own: frozenset[str]
-) -> Instr:
+    instr: bytecode.Instr,
+    labels: dict[int, bytecode.Label],
+    decoded: Decoded,
+    index: int,
+    own: frozenset[str],
+) -> bytecode.Instr:
     """An instruction on the new labels, with the original's cells but `own` as free variables."""
     arg = instr.arg
-    if isinstance(arg, Label):
+    if isinstance(arg, bytecode.Label):
         arg = labels[decoded.instructions[index].arg]
-    elif isinstance(arg, CellVar) or (isinstance(arg, str) and instr.name in CELL_OPCODES):
+    elif isinstance(arg, bytecode.instr.CellVar) or (isinstance(arg, str) and instr.name in CELL_OPCODES):
         # From 3.14 on LOAD_DEREF takes an argument's cell under its bare name.
         name = arg if isinstance(arg, str) else arg.name
-        arg = arg if name in own else FreeVar(name)
-    return Instr(instr.name, arg, location=instr.location)
+        arg = arg if name in own else bytecode.instr.FreeVar(name)
+    return bytecode.Instr(instr.name, arg, location=instr.location)
 
 
 # --- continuations ----------------------------------------------------------------------------------------------------
@@ -262,14 +274,14 @@ def continuation_code(decoded: Decoded, plan: ContinuationPlan) -> types.CodeTyp
         emit("LOAD_FAST", "__handled")
         made.extend(_handling(line))
     begun = None
-    caught = Label()
+    caught = bytecode.Label()
     if plan.handling or plan.catches:
-        begun = TryBegin(caught, False, 1 if plan.handling else 0)
+        begun = bytecode.instr.TryBegin(caught, False, 1 if plan.handling else 0)
         made.append(begun)
-    jumped = Label()
+    jumped = bytecode.Label()
     _instruction(emit, decoded, plan, jumped)
     if begun is not None:
-        made.append(TryEnd(begun))
+        made.append(bytecode.instr.TryEnd(begun))
 
     points = list(enumerate(plan.points))
     if plan.action.falls_through:
@@ -302,12 +314,12 @@ def continuation_code(decoded: Decoded, plan: ContinuationPlan) -> types.CodeTyp
 class _Emitter:
     """Appends instructions on one line."""
 
-    def __init__(self, made: Bytecode, line: int) -> None:
+    def __init__(self, made: bytecode.Bytecode, line: int) -> None:
         self.made = made
         self.line = line
 
     def __call__(self, name: str, *arg: Any) -> None:
-        self.made.append(Instr(name, *arg, lineno=self.line))
+        self.made.append(bytecode.Instr(name, *arg, lineno=self.line))
 
     def function(self, load: str, arg: Any) -> None:
         """Push a function that is going to be called, and NULL for its receiver."""
@@ -342,7 +354,7 @@ class _Emitter:
         self("RETURN_VALUE")
 
 
-def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumped: Label) -> None:
+def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumped: bytecode.Label) -> None:
     """The instruction itself, from its operands to its results, or on to `jumped`."""
     name = decoded.instructions[plan.index].name
     if plan.called:
@@ -387,7 +399,7 @@ def _instruction(emit: _Emitter, decoded: Decoded, plan: ContinuationPlan, jumpe
     for instr in raw_instructions(decoded)[plan.index]:
         if sys.version_info >= (3, 13) and instr.name in _OF_BOOLS:
             emit("TO_BOOL")
-        if isinstance(instr.arg, Label):
+        if isinstance(instr.arg, bytecode.Label):
             kept = instr.name.replace("BACKWARD", "FORWARD").replace("JUMP_IF_TRUE_OR_POP", _JUMP_IF_TRUE)
             emit(kept.replace("JUMP_IF_FALSE_OR_POP", _JUMP_IF_FALSE), jumped)
         elif instr.name == "LOAD_METHOD":

@@ -18,16 +18,21 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from bytecode import Bytecode, Instr
 
 from lampwork.capture.breaks.assemble import ALWAYS_MAPPING, NULL_ABOVE, is_editable
 from lampwork.capture.breaks.resume import Resume
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.model.values import StandIn
+from lampwork.installed import needed
 from lampwork.standard import functools
+
+if TYPE_CHECKING:
+    import bytecode
+else:
+    bytecode = needed("bytecode", "to compile what a function calls behind a graph break")
 
 _ASYNCHRONOUS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # What may load the function of a call without arguments.
@@ -158,17 +163,21 @@ def _of_module(module: torch.nn.Module, ask: Through) -> CompiledCallees:
 
 def asking_code(code: types.CodeType, ask: Through) -> types.CodeType:
     """The code with `ask(callee)` in place of each callee."""
-    source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
+    source = bytecode.Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     made: list[Any] = []
     for item in cast("list[Any]", source):
         # Besides instructions there are labels and the ends of try blocks.
-        name, arg = cast("tuple[str, Any]", (item.name, item.arg) if isinstance(item, Instr) else ("", None))
+        name, arg = cast(
+            "tuple[str, Any]", (item.name, item.arg) if isinstance(item, bytecode.Instr) else ("", None)
+        )
         if _is_method_load(name, arg):
             # NULL and a bound method, so that the callee always lies in the same place.
             made += _on_line(item, *_plain_load(name, arg))
             continue
         if name == _BEFORE_CALL:
-            last = made.pop() if isinstance(made[-1], Instr) and made[-1].name == "KW_NAMES" else None
+            last = (
+                made.pop() if isinstance(made[-1], bytecode.Instr) and made[-1].name == "KW_NAMES" else None
+            )
             if arg > 0 or _loads_callee(made):
                 made += _asked(item, ask, arg + NULL_ABOVE)
             made += [last] if last is not None else []
@@ -202,7 +211,7 @@ def _plain_load(name: str, arg: Any) -> list[tuple[Any, ...]]:
 def _loads_callee(made: list[Any]) -> bool:
     """Whether what was loaded last is called without arguments. What decorators, comprehensions and assertions call
     lies below an argument instead."""
-    instrs = [item for item in made[-3:] if isinstance(item, Instr)]
+    instrs = [item for item in made[-3:] if isinstance(item, bytecode.Instr)]
     if NULL_ABOVE:
         last, arg = cast("tuple[str, Any]", (instrs[-1].name, instrs[-1].arg) if instrs else ("", None))
         return last == "PUSH_NULL" or (last == "LOAD_GLOBAL" and arg[0])
@@ -215,7 +224,7 @@ def _loads_callee(made: list[Any]) -> bool:
     )
 
 
-def _asked(item: Instr, ask: Through, above: int) -> list[Instr]:
+def _asked(item: bytecode.Instr, ask: Through, above: int) -> list[bytecode.Instr]:
     """Replace the callee, which lies below `above` others, by what `ask` gives for it."""
     reach = [("SWAP", above + 1)] if above else []
     call = [("LOAD_CONST", ask), ("SWAP", 2), ("PUSH_NULL",), ("SWAP", 2), ("CALL", 1)]
@@ -224,5 +233,5 @@ def _asked(item: Instr, ask: Through, above: int) -> list[Instr]:
     return _on_line(item, *reach, *call, *reach)
 
 
-def _on_line(item: Instr, *parts: tuple[Any, ...]) -> list[Instr]:
-    return [Instr(*part, location=item.location) for part in parts]
+def _on_line(item: bytecode.Instr, *parts: tuple[Any, ...]) -> list[bytecode.Instr]:
+    return [bytecode.Instr(*part, location=item.location) for part in parts]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lampwork import config, logs
-from lampwork.codegen.llvm.library import Library, llvm_library, slots
+from lampwork.codegen.llvm.library import Library, check_installed, llvm_library, slots
 from lampwork.codegen.llvm.resident import resident
 from lampwork.codegen.machine_code import Code, link
 from lampwork.codegen.target import Target
@@ -206,6 +206,7 @@ class Batch:
         self._alone: float | None = None  # since when modules have been compiled as they came
 
     def __enter__(self) -> Batch:
+        check_installed()
         workers.open()
         return self
 

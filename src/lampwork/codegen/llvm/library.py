@@ -8,12 +8,14 @@ lock, too, so Python code runs at the same time. Everything else is asked of llv
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import threading
 from dataclasses import dataclass
 from typing import Any, cast
 
 from lampwork.errors import CodegenError
+from lampwork.installed import missing
 from lampwork.locks import hold_across_forks, importing, new_lock
 from lampwork.standard import functools
 
@@ -161,10 +163,21 @@ _early = _Early()
 _making = new_lock()
 
 
+@functools.cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("llvmlite") is not None
+
+
+def check_installed() -> None:
+    """Raise InstallError where there is no llvmlite: in the thread that wants code, not in those that make it."""
+    if not _is_installed():
+        raise missing("llvmlite", "to compile")
+
+
 def load_early() -> None:
     """Start to load the library in a thread of its own, where another core can do it: 20 to 40 ms of a first call,
     which captures Python code meanwhile."""
-    if _early.started or len(slots.locks) == 1:
+    if _early.started or len(slots.locks) == 1 or not _is_installed():
         return
     _early.started = True
     thread = threading.Thread(target=_made, name="lampwork-llvm-load")

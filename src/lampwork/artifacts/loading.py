@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from lampwork.artifacts.container import Container, open_container
 from lampwork.artifacts.manifest import Manifest, Weight, extent, is_entry_name, read_manifest, short
 from lampwork.artifacts.model import LoadedModel
 from lampwork.artifacts.programs import Runner, compiled, linked
-from lampwork.artifacts.trust import trusted
+from lampwork.artifacts.trust import Key, verified
 from lampwork.checks import nearest
 from lampwork.codegen.llvm.targets import TargetFacts, pick
 from lampwork.errors import ArtifactError, ArtifactTargetError, ArtifactWeightsError, OptionError
@@ -24,6 +25,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     trust: bool = False,
+    key: Key | Sequence[Key] | None = None,
     weights: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
     entry: str | None = None,
     threads: int | None = None,
@@ -34,16 +36,26 @@ def load(
         trust: run the machine code in the file. Who made it can have it do anything, so say so only of files whose
             origin you know. Else the programs are compiled here, from the graphs in the file, which takes as long as
             the first call of a compiled model.
+        key: a public key, or several: the path of a PEM file, its content, or the 32 bytes of an Ed25519 key. The file
+            must be signed by one of them (`lampwork sign`), and its machine code is run.
         weights: others than the file's: the path of a safetensors file, or tensors by name.
         entry: the one that a call of the model is; the first, if it is left out.
         threads: how many threads PyTorch uses, in all of this process.
 
     Raises:
+        ArtifactTrustError: it is not signed by one of the keys, or was changed since.
         ArtifactError: the file cannot be read, is damaged, of a later version, or has no code for this machine; or the
             weights are not those that it was exported with.
         OptionError: an argument is wrong.
     """
+    if type(cast(object, trust)) is not bool:
+        raise OptionError(f"trust is {trust!r}, expected True or False", fix="pass keys as key=")
     container = open_container(path)
+    signer = ""
+    if key is not None:
+        # First of all: what is parsed from here on is what was signed.
+        found = verified(container, key)
+        container, signer = found.container, found.signer
     manifest = read_manifest(container)
     main = _entry(manifest, entry)
     tensors = _tensors(container, manifest, weights)
@@ -51,21 +63,25 @@ def load(
         if type(cast(object, threads)) is not int or threads < 1:
             raise OptionError(f"threads is {threads!r}, expected a number of 1 or more", fix="threads=1")
         pristine.set_num_threads(threads)
-    if trusted(container, manifest, trust):
+    if trust or signer:
         code, reason = _pick(container, manifest)
         sources = linked(container, manifest, code)
     else:
         reason = "compiled here, as the code of the file is not trusted"
         logs.emit(
-            "artifacts", f"{container.path}: its programs are {reason}: lampwork.load(path, trust=True)"
+            "artifacts", f"{container.path}: its programs are {reason}: load(path, key=...) or trust=True"
         )
         sources = compiled(container, manifest)
-    model = LoadedModel(manifest, tensors, container.path, reason)
+    model = LoadedModel(manifest, tensors, container.path, reason, signer)
     entries: dict[str, LoadedEntry] = {}
     for name, spec in reversed(tuple(manifest.entries.items())):
         bound = [tensors[manifest.weights[number].name] for number in spec.weights]
         others = tuple(entries[other] for other in spec.otherwise)
-        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(sources[name], bound), others)
+        source = sources[name]
+        known = {(each.op, each.index) for each in spec.conditions}
+        further = [each for each in source.conditions if (each.op, each.index) not in known]
+        spec = replace(spec, conditions=(*spec.conditions, *further))
+        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(source, bound), others)
     model.serve({name: entries[name] for name in _names(manifest)}, main)
     return model
 
