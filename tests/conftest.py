@@ -71,6 +71,12 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def without_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests compile what they test, whatever ran before; those of the cache name a folder."""
+    monkeypatch.setenv("LAMPWORK_CACHE", "off")
+
+
+@pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
 

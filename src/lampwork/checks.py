@@ -8,6 +8,7 @@ whether a folder can be written to, this CPU has an instruction set, a pass is r
 from __future__ import annotations
 
 import difflib
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -194,19 +195,41 @@ class Several(Check):
 
 
 @record
+class Url(Check):
+    """A URL, or "". It has no password in it, as options are shown in reports and logs."""
+
+    fix: str = "put a password into the environment, never into the URL"
+
+    def taken(self, given: Any) -> Any:
+        if type(given) is not str or (given and not re.match(r"[a-z][a-z0-9+.-]*:/", given)):
+            return _WRONG
+        return _WRONG if _PASSWORD.search(given) else given
+
+    def value(self, name: str, given: Any) -> Any:
+        shown = _PASSWORD.sub("//...@", given) if isinstance(given, str) else given
+        if self.taken(given) is _WRONG:
+            raise OptionError(f"option {name!r} takes {self.takes}, got {shown!r}", fix=self.fix)
+        return given
+
+
+_PASSWORD = re.compile("//[^/@]*:[^/]*@")
+
+
+@record
 class Folder(Check):
     """A folder, which is made at once; "" or one of `words` stands for something else. `written`: it has to let files
-    be written."""
+    be written. `mode`: who may enter it, where it is made."""
 
     words: tuple[str, ...] = ()
     written: bool = True
+    mode: int = 0o777
 
     def look(self, name: str, value: Any, *, later: bool = False) -> None:
         if not value or value in self.words:
             return
         try:
             path = Path(cast(str, value)).expanduser()
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=self.mode, parents=True, exist_ok=True)
             if self.written:
                 # What permissions say is not the whole story: there are superusers, and systems that are read only.
                 with tempfile.NamedTemporaryFile(dir=path, prefix=".lampwork-"):

@@ -34,6 +34,10 @@ from lampwork.standard import math
 
 ELSEWHERE = {
     "bench": ("lampwork.bench.__main__", "measure networks under every compiler"),
+    "cache": (
+        "lampwork.cache.command",
+        "look at what is kept on disk between processes, clear it, or take it along",
+    ),
     "study": ("lampwork.study.command", "measure what each optimization is worth to each architecture"),
 }
 """Commands with arguments of their own: where their `main` is, and what they do. They are loaded when asked for."""

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
-from lampwork.checks import Check, Flag, Folder, OneOf, Real, Several, Told, Whole, nearest
+from lampwork.checks import Check, Flag, Folder, OneOf, Real, Several, Told, Url, Whole, nearest
 from lampwork.display import Shown
 from lampwork.errors import OptionError, warn
 from lampwork.records import record
@@ -36,6 +36,7 @@ TOPICS = (
     "recompiles",
     "breaks",
     "progress",
+    "cache",
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 INSTRUCTION_SETS = ("amx", "avx512", "avx2", "sse4", "grid")
@@ -84,7 +85,11 @@ _WEIGHTS = _one_of("kept", "packed", fix='pass "packed" to keep weights in memor
 _BUDGET = Real(
     "a number from 0 to 1", "pass 1 to save what makes backward fastest, 0.5 to save half of that", most=1
 )
-_CACHE = Folder('a folder, "" or "off"', 'name another folder, or pass "off"', words=("off",), written=False)
+_BYTES = Whole("a number of bytes, 0 or more", "pass 2 * 2**30 for two GiB, 0 to add nothing")
+_CACHE = Folder(
+    'a folder, "" or "off"', 'name another folder, or pass "off"', words=("off",), written=False, mode=0o700
+)
+_REMOTE = Url('a URL such as "s3://bucket/folder", "redis://host:6379/0" or "file:///shared/folder"')
 
 
 @record
@@ -166,6 +171,14 @@ class Config(Shown):
     cache: Annotated[str, _CACHE] = ""
     """The folder that keeps what one process found out for the next; "": lampwork in $XDG_CACHE_HOME, or in ~/.cache.
     "off": nothing is kept."""
+
+    cache_bytes: Annotated[int, _BYTES] = 2 << 30
+    """How many bytes of compiled programs the folder `cache` keeps (2 GiB); what was not used for longest makes
+    room."""
+
+    cache_remote: Annotated[str, _REMOTE] = ""
+    """Where several machines share what the folder `cache` keeps: a URL that fsspec serves, or one of Redis; "":
+    nowhere. It takes a secret, in LAMPWORK_CACHE_REMOTE_KEY."""
 
     def __post_init__(self) -> None:
         for name, check in checks().items():
@@ -249,8 +262,14 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Config:
 
 PREFIX = "LAMPWORK_"
 
+SECRET = "LAMPWORK_CACHE_REMOTE_KEY"
+PASSWORD = "LAMPWORK_CACHE_REMOTE_PASSWORD"
+SECRETS = frozenset({SECRET, PASSWORD})
+"""Variables whose values are never shown."""
+
 OTHER_VARIABLES = frozenset(
     {
+        *SECRETS,
         "LAMPWORK_BUILD_DEBUG",
         "LAMPWORK_BUILD_SANITIZE",
         "LAMPWORK_CUDA_DRIVER",

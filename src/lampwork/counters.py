@@ -15,6 +15,7 @@ class Counters:
     around a graph break. `eager_calls`: calls that ran eager as a whole. `regions`, `breaks`, `recompiles`: how many
     there were. `constant_refreshes`: how often constant parts were computed again because a weight had changed.
     `backend_compiles`: parts of graphs that a backend compiled; `backend_cache_hits`: parts that were already compiled.
+    `backend_restored`: parts whose compiled programs came from the cache folder.
     `trained`: regions whose backward was compiled; `compiled_backwards`, `eager_backwards`: what ran of their segments.
     `passing_calls`: calls of trained regions that ran eager because they had new sizes, forward and backward.
     `double_backwards`: what ran compiled of those with `create_graph=True`.
@@ -29,6 +30,7 @@ class Counters:
     constant_refreshes: int = 0
     backend_compiles: int = 0
     backend_cache_hits: int = 0
+    backend_restored: int = 0
     trained: int = 0
     compiled_backwards: int = 0
     eager_backwards: int = 0

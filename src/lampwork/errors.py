@@ -218,6 +218,12 @@ class StudyError(LampworkError):
     code = "LW344"
 
 
+class CacheError(LampworkError):
+    """There is no cache on disk to look at, or no such key in it; or an archive of it could not be read or written."""
+
+    code = "LW345"
+
+
 class SerialError(LampworkError):
     """A compiled program or a graph in serial form is damaged, or what was to be written has no such form."""
 

@@ -51,14 +51,15 @@ def kept_file(path: Path, most: int) -> tuple[bytes, os.stat_result]:
     """A file of the cache, up to `most` bytes of it and one more where there are more, and what the system says of it.
 
     Raises:
-        OSError: it cannot be read, or is no regular file: of these, one that nobody writes to would be waited for.
+        OSError: it cannot be read, or is no regular file: of these, one that nobody writes to would be waited for, and
+            a link leads to what is somebody else's.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is no regular file")
-        return file.read(most + 1), found
+        return file.read(min(most, found.st_size) + 1), found
 
 
 def is_own(found: os.stat_result) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import fx
 
 from lampwork.records import record
+from lampwork.standard import functools
 
 if TYPE_CHECKING:
     from lampwork.capture.model.region import Region
@@ -20,25 +21,56 @@ if TYPE_CHECKING:
 
 
 @record(eq=False)
-class Inside:
-    """What a part of a graph was compiled to, to look into.
+class Details:
+    """How a part of a graph was compiled.
 
     Attributes:
-        graph: the part.
-        program: of a graph with symbols, the one for their hints.
         names: buffers by name -> the number of the program's value.
         decisions: the steps of fusion, taken or not.
         loops, llvm: the texts of a kernel; "" where there is none, as templates have no loops.
         assembly: of a text that `llvm` gives.
     """
 
-    graph: fx.Graph
-    program: Program
     names: Mapping[str, int]
     decisions: Sequence[Decision]
     loops: Callable[[CallKernel], str]
     llvm: Callable[[CallKernel], str]
     assembly: Callable[[str], str]
+
+
+class Inside:
+    """What a part of a graph was compiled to, to look into; its `Details` too, which are made when somebody asks.
+
+    Attributes:
+        graph: the part.
+        program: of a graph with symbols, the one for their hints.
+    """
+
+    def __init__(self, graph: fx.Graph, program: Program, details: Callable[[], Details]) -> None:
+        self.graph = graph
+        self.program = program
+        self._make_details = details
+
+    @functools.cached_property
+    def _details(self) -> Details:
+        return self._make_details()
+
+    @property
+    def names(self) -> Mapping[str, int]:
+        return self._details.names
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return self._details.decisions
+
+    def loops(self, call: CallKernel) -> str:
+        return self._details.loops(call)
+
+    def llvm(self, call: CallKernel) -> str:
+        return self._details.llvm(call)
+
+    def assembly(self, text: str) -> str:
+        return self._details.assembly(text)
 
 
 class Observer:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from torch import Tensor, fx
 
+from lampwork import config
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import NOBODY, Observer
 from lampwork.backends.operators import operators_of
@@ -17,6 +18,7 @@ from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
 from lampwork.runtime.program import Program
+from lampwork.serial.own_code import read_early
 from lampwork.verdict import No, Verdict, Yes
 
 __all__ = ["Backend", "CompileOptions", "Compiled", "No", "Traits", "Verdict", "Yes"]
@@ -78,6 +80,12 @@ class Backend(Protocol):
     * `keeps_constants: bool`: the backend itself computes, once per set of weights, what depends only on bound tensors.
       For all other backends Lampwork does, and passes them the results as bound placeholders.
     * `trusted: bool`: its results are not checked, and it compiles in the caller's thread without example inputs.
+    * `key_parts(graph, options)`, `save(compiled)`, `restore(content, graph, options)`, all three or none: what it
+      compiles is kept in the cache folder for other processes. `key_parts` gives texts by name: all that makes a
+      difference to what it compiles and is neither in the graph nor in the options nor in its own code, such as the
+      machine; None for what is not to be kept. `save` gives bytes, or raises SerialError for what cannot be written.
+      `restore` gives what `compile` gave for an equal graph in another process, and tells `options.observer` as much;
+      it raises SerialError for bytes that it does not understand, and the graph is compiled then.
     """
 
     name: ClassVar[str]
@@ -101,7 +109,7 @@ class Backend(Protocol):
 
 @record
 class Traits:
-    """The optional attributes of a backend, validated. `clusters`, `cost` and `prepare` are None where it has none."""
+    """The optional attributes of a backend, validated. Methods are None where it has none."""
 
     writes_inputs: bool = False
     bakes_weights: bool = False
@@ -114,6 +122,9 @@ class Traits:
     clusters: Callable[[fx.Graph], Iterable[Iterable[fx.Node]]] | None = None
     cost: Callable[[Sequence[fx.Node]], float] | None = None
     prepare: Callable[[], None] | None = None
+    key_parts: Callable[[fx.Graph, CompileOptions], Mapping[str, str] | None] | None = None
+    save: Callable[[Any], bytes] | None = None
+    restore: Callable[[bytes, fx.Graph, CompileOptions], Compiled] | None = None
 
     @staticmethod
     def of(backend: Any) -> Traits:
@@ -132,10 +143,13 @@ class Traits:
         if depth not in ("", "core"):
             raise _wrong(backend, "decompose", depth, '"core", or leave it out')
         hooks: dict[str, Any] = {}
-        for name in ("clusters", "cost", "prepare"):
+        for name in ("clusters", "cost", "prepare", *KEEPING):
             hooks[name] = getattr(backend, name, None)
             if hooks[name] is not None and not callable(hooks[name]):
                 raise _wrong(backend, name, hooks[name], "a method")
+        missing = [name for name in KEEPING if hooks[name] is None]
+        if missing and len(missing) < len(KEEPING):
+            raise _wrong(backend, missing[0], None, f"a method, or leave out {', '.join(KEEPING)}")
         return Traits(
             **flags,
             min_block_size=size,
@@ -146,6 +160,10 @@ class Traits:
         )
 
 
+KEEPING = ("key_parts", "save", "restore")
+"""The methods of a backend whose programs are kept in the cache folder."""
+
+
 def kept_operators(backends: Sequence[Backend]) -> frozenset[Any]:
     """The `keep_ops` of all backends together."""
     return frozenset().union(*(Traits.of(backend).keep_ops for backend in backends))
@@ -153,6 +171,8 @@ def kept_operators(backends: Sequence[Backend]) -> frozenset[Any]:
 
 def prepare(backends: Sequence[Backend]) -> None:
     """Tell all backends that something is about to be captured."""
+    if config.current().cache != "off":
+        read_early()
     for backend in backends:
         begin = Traits.of(backend).prepare
         if begin is not None:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -86,17 +87,20 @@ def _eager(job: Job) -> Callee:
     return job.fn
 
 
+_OPTIONS = MappingProxyType({"strict": True, "cache": "off"})
+"""A compiler failure is seen as one instead of as eager's time, and a first call compiles."""
+
+
 def _lampwork(job: Job) -> Callee:
     if job.dtype == "int8":
         return _lampwork_int8(job)
-    # Strict, so that a compiler failure is seen as one instead of as eager's time.
-    return importlib.import_module("lampwork").compile(job.fn, options={"strict": True})
+    return importlib.import_module("lampwork").compile(job.fn, options=dict(_OPTIONS))
 
 
 def _lampwork_int8(job: Job) -> Callee:
     lampwork = importlib.import_module("lampwork")
     model = lampwork.quantize(copy.deepcopy(_module(job.fn))).model
-    return lampwork.compile(model, options={"strict": True})
+    return lampwork.compile(model, options=dict(_OPTIONS))
 
 
 def _torch_ao(job: Job) -> Callee:

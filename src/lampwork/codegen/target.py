@@ -363,7 +363,7 @@ class ForeignFunction:
     of `owner`. To ask it for its address raises CodegenError."""
 
     name: str
-    owner: Any = field(repr=False)
+    owner: Any = field(repr=False, compare=False)
 
     @property
     def address(self) -> int:

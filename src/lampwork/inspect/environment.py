@@ -272,6 +272,8 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Line]:
     for name in names:
         if name in checks:
             yield name, repr(environ[name]), _wrong(*checks[name], environ[name])
+        elif name in config.SECRETS:
+            yield name, "set"
         elif name in config.OTHER_VARIABLES:
             yield name, repr(environ[name])
         else:  # which may be another's, and secret

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -90,6 +91,10 @@ def _tried(name: str, what: Callable[[str], float], device: str) -> tuple[str, f
 # --- what is tried ----------------------------------------------------------------------------------------------------
 
 
+_OPTIONS = MappingProxyType({"strict": True, "cache": "off"})
+"""What is wrong is seen, and everything is compiled here and now."""
+
+
 def _function(device: str) -> float:
     """A product with what follows it, and a sum over rows; called twice."""
 
@@ -97,7 +102,7 @@ def _function(device: str) -> float:
         return torch.nn.functional.gelu(x @ w + 1).softmax(-1).sum(0)
 
     x, w = _numbers(device, 8, 16), _numbers(device, 16, 24)
-    compiled = compile(body, fullgraph=True, options={"strict": True})
+    compiled = compile(body, fullgraph=True, options=dict(_OPTIONS))
     start = time.perf_counter()
     found = compiled(x, w)
     seconds = time.perf_counter() - start
@@ -114,7 +119,7 @@ def _training(device: str) -> float:
         for weight in model.parameters():
             weight.copy_(_numbers(device, *weight.shape))
     eager = copy.deepcopy(model)
-    compiled = compile(model, fullgraph=True, options={"strict": True})
+    compiled = compile(model, fullgraph=True, options=dict(_OPTIONS))
     x = _numbers(device, 8, 16)
 
     def step(run: Any, weights: torch.nn.Module) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
@@ -31,11 +31,12 @@ from lampwork.graph.concrete import scope_of
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.hashing import structural_hash
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Condition, Scope, SymbolicFloat, bits_of_float
 from lampwork.graph.within import devices_cast
 from lampwork.lasting import lasting
 from lampwork.locks import new_lock
+from lampwork.partitioning.demands import Asked, Demands
 from lampwork.partitioning.identity import identity, note_changes, settings
+from lampwork.partitioning.kept import Saver, keeping
 from lampwork.partitioning.unwritten import leaving
 from lampwork.recent import Recent
 from lampwork.records import record
@@ -46,26 +47,6 @@ T = TypeVar("T")
 
 CACHED = 256
 """How many compiled parts are kept for parts to come."""
-
-
-@record
-class Demands:
-    """What was asked of symbols while a graph was compiled: conditions, and floats that Python computes of them."""
-
-    conditions: tuple[Condition, ...]
-    derived: Mapping[str, SymbolicFloat]
-
-    def hold_for(self, scope: Scope) -> bool:
-        """Whether the conditions hold on the call that the symbols of `scope` were made for."""
-        return all(condition.holds(scope.hints) for condition in self.conditions)
-
-    def make_of(self, scope: Scope) -> None:
-        """Ask the same of the symbols of an equal graph."""
-        for condition in self.conditions:
-            scope.require(condition.op, condition.index)
-        for name, number in self.derived.items():
-            scope.derived.setdefault(name, number)
-            scope.hints.setdefault(name, bits_of_float(number.evaluate(scope.hints)))
 
 
 @dataclass(slots=True, eq=False)
@@ -143,8 +124,10 @@ def compile_graph(
         BackendError: it failed, for this graph or an equal one.
     """
     traits = Traits.of(backend)
-    if traits.bakes_weights or options.observer.looks:
+    if traits.bakes_weights:
         return _compile(backend, traits, graph, options, bound)
+    if options.observer.looks:
+        return _made(backend, traits, graph, options, bound)
     scope = scope_of(graph)
     what = (structural_hash(graph), options.config, options.mutations, scope and scope.state)
     before = settings(backend)
@@ -163,15 +146,9 @@ def compile_graph(
         if fault is not None:
             raise again(fault, place_of(graph))
         try:
-            known = (
-                (0, frozenset[str]()) if scope is None else (len(scope.conditions), frozenset(scope.derived))
-            )
             listener = _Listener(options.observer)
-            slot.made = _compile(backend, traits, graph, replace(options, observer=listener), bound)
+            slot.made = _made(backend, traits, graph, replace(options, observer=listener), bound)
             slot.made.told = tuple(listener.told)
-            if scope is not None:
-                derived = {name: n for name, n in scope.derived.items() if name not in known[1]}
-                slot.made.demands = Demands(tuple(scope.conditions[known[0] :]), derived)
         except BackendError as error:
             slot.fault = error
             raise
@@ -181,13 +158,55 @@ def compile_graph(
         return slot.made
 
 
+def _made(
+    backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor]
+) -> Made:
+    """What another process kept, or else what is compiled now, and kept; with what it asks of the graph's symbols."""
+    kept = keeping(backend, traits, graph, options)
+    if kept is None:
+        return _compile(backend, traits, graph, options, bound)
+    found = kept.restored(kept.store.get(kept.key))
+    if found is not None:
+        return Made(*found)
+    if options.waits:
+        # In this thread: with others, the runtime looks closer at what may write to weights, which takes longer.
+        with kept.store.making(kept.key) as content:
+            found = kept.restored(content)
+            if found is not None:
+                return Made(*found)
+            made = _compile(backend, traits, graph, options, bound)
+            kept.keep(made.compiled, made.demands)
+            return made
+    saver = Saver(kept)
+    try:
+        found = kept.restored(saver.begin())
+        if found is not None:
+            return Made(*found)
+        made = _compile(backend, traits, graph, options, bound)
+        saver.keep(made.compiled, made.demands)
+        return made
+    finally:
+        saver.end()
+
+
 def _compile(
     backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor]
 ) -> Made:
     counters.add("backend_compiles")
+    scope = scope_of(graph)
+    asked = None if scope is None else Asked.of(scope)
+    made = Made(_compiled(backend, traits, graph, options, bound))
+    if scope is not None and asked is not None:
+        made.demands = Demands.since(asked, scope)
+    return made
+
+
+def _compiled(
+    backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor]
+) -> Compiled:
     try:
         if traits.trusted:
-            return Made(backend.compile(graph, (), options))
+            return backend.compile(graph, (), options)
         if traits.bakes_weights:
             options = replace(options, bound=tuple(tensor.detach() for tensor in bound))
         examples = example_inputs(graph, weights=not traits.bakes_weights)
@@ -226,7 +245,7 @@ def _compile(
             fix="return a function of the graph's placeholders, such as gm.forward",
             location=place_of(graph),
         )
-    return Made(cast(Compiled, compiled))
+    return cast(Compiled, compiled)
 
 
 def _failed(backend: Backend, graph: fx.Graph, error: Exception) -> BackendCompileError:

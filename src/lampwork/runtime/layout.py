@@ -199,6 +199,8 @@ class Layout:
     """As those of a Program."""
     facts: FactsOf | None = field(default=None, compare=False, repr=False)
     """Tells of `work`, for given sizes, what it computes."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int], compare=False, repr=False)
+    """How much of what it was made of, for people."""
     family: object = field(default_factory=object, compare=False, repr=False)
     """As that of a Program."""
 

@@ -43,6 +43,7 @@ from lampwork.serial.values import (
     text,
     whole,
 )
+from lampwork.standard import functools
 
 FunctionOf = Callable[[int, str], HostFunction]
 """The function of this name in the module of this number."""
@@ -182,6 +183,16 @@ def _layout_from_json(value: Any, functions: FunctionOf, *, is_constant: bool) -
     return layout
 
 
+def _numbers(values: Any) -> tuple[int, ...] | None:
+    """Numbers that are not below 0; None where one depends on symbols."""
+    for value in items(values):
+        if type(value) is not int:
+            return None
+        if value not in _COUNT:
+            raise expected("a number that is not below 0", value)
+    return tuple(values)
+
+
 def _labels_from_json(value: Any) -> tuple[tuple[int, str], ...]:
     return tuple((whole(number), text(name)) for number, name in (items(pair, 2) for pair in items(value)))
 
@@ -237,6 +248,9 @@ class _Reading:
                 "view",
             ):
                 raise expected("a value whose sizes torch alone knows", value)
+        elif (known := self._static(found, kind)) is not None:
+            dtype = dtype_from_json(found["dtype"])
+            made = Value(kind, dtype, *known, base, position, device)
         else:
             slot = Slot(
                 kind,
@@ -255,6 +269,17 @@ class _Reading:
             made = settled(slot)
         self.values.append(made)
         return made
+
+    def _static(
+        self, found: dict[str, Any], kind: ValueKind
+    ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+        """Shape, strides and offset, where no number is open; most values of most programs."""
+        shape, strides, offset = _numbers(found["shape"]), _numbers(found["strides"]), found["offset"]
+        if kind == "arena" or shape is None or strides is None or type(offset) is not int:
+            return None
+        if len(shape) != len(strides) or (offset and kind != "view"):
+            raise expected(f"{len(shape)} strides, and an offset of views alone", (strides, offset))
+        return shape, strides, whole(offset, _COUNT)
 
     def _positions(self, kind: ValueKind) -> int:
         return {"input": self.n_inputs, "bound": self.n_bound, "constant": self.n_constants}.get(kind, 0)
@@ -347,7 +372,11 @@ class _Reading:
 
 def _size(value: Any) -> Index:
     """A number that is not below 0, as far as that is known."""
-    index = index_from_json(value)
-    if index.is_const and index.constant < 0:
-        raise expected("a number that is not below 0", value)
-    return index
+    if type(value) is int:
+        return _constant(whole(value, _COUNT, "a number that is not below 0"))
+    return index_from_json(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _constant(value: int) -> Index:
+    return Index.const(value)

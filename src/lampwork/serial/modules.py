@@ -43,9 +43,10 @@ class Linked:
     def __init__(self, contents: Sequence[bytes]) -> None:
         self._contents = contents
         self._codes: dict[int, Code] = {}
+        self._functions: dict[tuple[int, str], MachineFunction] = {}
 
     def __call__(self, number: int, name: str) -> HostFunction:
-        """Raises SerialError: there is no such module or function, or it cannot be linked."""
+        """One object for each. Raises SerialError: there is no such module or function, or it cannot be linked."""
         whole(number, range(len(self._contents)))
         code = self._codes.get(number)
         try:
@@ -55,7 +56,7 @@ class Linked:
             raise SerialError(f"module {number}: {error.cause}") from error
         if name not in code.addresses:
             raise expected(f"a function of module {number}", name)
-        return MachineFunction(code.addresses[name], code, name)
+        return self._functions.setdefault((number, name), MachineFunction(code.addresses[name], code, name))
 
 
 def function_from_json(value: Any) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lampwork import pristine
+from lampwork import config, pristine
 from lampwork.api import compile
 from lampwork.errors import text_of
 from lampwork.inspect.compare import compare
@@ -56,7 +56,8 @@ def measure(
     before = pristine.get_num_threads()
     pristine.set_num_threads(settings.threads)
     try:
-        with pristine.no_grad():
+        # First calls compile, whatever was compiled before.
+        with pristine.no_grad(), config.using(cache="off"):
             return found | _measured(architecture, switches, settings, say)
     except Exception as error:  # noqa: BLE001  (whatever it is: the row says so, and the study goes on)
         return found | {"failure": text_of(error)}

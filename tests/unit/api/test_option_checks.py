@@ -47,6 +47,8 @@ WRONG = {
     "weights": ["pakced"],
     "memory_budget": [1.5, -0.1, float("nan"), "half"],
     "cache": [__file__, 3, "~nosuchuser/x"],
+    "cache_remote": [3, "bucket/folder", "redis://:password@host"],
+    "cache_bytes": [-1, 1.5, "2 GiB", True],
 }
 
 

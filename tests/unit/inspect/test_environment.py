@@ -31,7 +31,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     """All of it, with a self-test in a process of its own and a cache folder in a home that is not shown."""
     home = tmp_path / "someone"
     home.mkdir()
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in ("XDG_CACHE_HOME", "LAMPWORK_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": str(home), "LAMPWORK_TOKEN": "secret", "SECRET": "secret"}.items():
         monkeypatch.setenv(name, value)
     status = main(["env", "--json"])
@@ -83,7 +84,7 @@ def test_variables_and_what_is_wrong_with_them():
 
 @pytest.mark.usefixtures("quick")
 def test_options_in_force():
-    with told.config.using(strict=False, verify="", fuel=3, numerics="fast"):
+    with told.config.using(strict=False, verify="", cache="", fuel=3, numerics="fast"):
         assert section(environment({}), "options") == {"fuel": ("3", ""), "numerics": ("'fast'", "")}
 
 

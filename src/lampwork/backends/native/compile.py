@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx
 
 from lampwork import config, logs
+from lampwork.backends.native.artifacts import Artifacts, Finished
 from lampwork.backends.native.demand import in_order_of_demand
 from lampwork.backends.native.generate import Generated, generate
-from lampwork.backends.native.kernel_texts import KernelTexts
+from lampwork.backends.native.keep import Again, from_bytes, machine_parts, to_bytes
 from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.passes.bias_behind_convolution import BiasBehindConvolution
 from lampwork.backends.native.passes.bias_behind_product import BiasBehindProduct
@@ -29,59 +30,37 @@ from lampwork.backends.native.passes.known_masks import KnownMasks
 from lampwork.backends.native.passes.merge_linears import MergeLinears
 from lampwork.backends.native.passes.prepack_convolution import PrepackConvolution
 from lampwork.backends.native.passes.widen_convolution import WidenConvolution
-from lampwork.backends.native.place_pieces import ASSEMBLE, place_pieces
+from lampwork.backends.native.place_pieces import place_pieces
 from lampwork.backends.native.place_writes import Write
 from lampwork.backends.native.precision import float32_in_bf16
-from lampwork.backends.native.print_program import format_program
 from lampwork.backends.native.step_facts import Facts
 from lampwork.backends.native.symbolic import SymbolicProgram
-from lampwork.backends.native.tasks import ExternTask, KernelTask
+from lampwork.backends.native.tasks import ExternTask
 from lampwork.backends.native.tuning.race import Tuning
 from lampwork.backends.native.tuning.tune import Candidate, tune
-from lampwork.backends.observer import Inside, Observer
+from lampwork.backends.observer import Inside
 from lampwork.backends.protocol import CompileOptions
 from lampwork.codegen.llvm.isa.x86 import host_target
-from lampwork.codegen.target import CodeGenerator, Target
+from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph, scope_of
 from lampwork.graph.devices import CPU, kernel_device
-from lampwork.graph.layouts import same_strides
 from lampwork.graph.symbols import Scope
 from lampwork.loops.fusion.effects import is_needed_anyway
 from lampwork.loops.fusion.fuse import apart, fuse
-from lampwork.loops.fusion.group import Decision, Group
+from lampwork.loops.fusion.group import Group
 from lampwork.loops.ir.definitions import outs_of, reads_of
 from lampwork.loops.ir.nodes import Buffer, Definition, Map
-from lampwork.loops.ir.printing import format_definitions, format_kernel
 from lampwork.loops.ir.symbols import NO_HINTS
 from lampwork.loops.ir.verify import verify_definitions
 from lampwork.lower.lowering import Lowered, lower_graph
 from lampwork.plugins.context import BackendPasses
 from lampwork.plugins.registry import Place
 from lampwork.records import record
-from lampwork.rewriting.matching.values import is_constant
-from lampwork.runtime.layout import Layout
 from lampwork.runtime.program import Program
+from lampwork.standard import functools
 from lampwork.verdict import Verdict, Yes
-
-
-@dataclass(slots=True)
-class Artifacts:
-    """What a native compilation leaves to look at. `seconds`: by step."""
-
-    definitions: list[Definition] = field(default_factory=list[Definition])
-    constant: list[Definition] = field(default_factory=list[Definition])
-    decisions: list[Decision] = field(default_factory=list[Decision])
-    generated: Generated | None = None
-    names: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Buffers -> the values of the program."""
-    layout: Layout | None = None
-    program: Program | None = None
-    """Of a graph with symbols, the one for their hints."""
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    tuning: Tuning | None = None
-    """What mode="max-autotune" found."""
 
 
 @record
@@ -118,20 +97,31 @@ class NativeBackend:
         return Yes()
 
     def prepare(self) -> None:
-        """Something is about to be captured, and compiled after that, under the options in force."""
+        """Something is about to be captured, and compiled after that, under the options in force. What is kept needs no
+        LLVM, so that is loaded by the first compilation where there is a cache."""
         options = config.current()
-        target = self.target(options)
-        target.generate(target).prepare()
+        if options.cache == "off" or options.tunes:
+            target = self.target(options)
+            target.generate(target).prepare()
         if torch.version.cuda is not None and torch.cuda.is_initialized():
             _prepare_card(options)
 
     def compile(
         self, graph: fx.Graph, example_inputs: Sequence[Tensor], options: CompileOptions
     ) -> Program | SymbolicProgram:
+        made = self._made(graph, options)
+        observer = options.observer
+        observer.built(Inside(graph, made.program, made.details))
+        if observer.looks:
+            observer.compiled(made.texts(), made.layout.counts, made.artifacts.seconds)
+        return made.compiled
+
+    def _made(self, graph: fx.Graph, options: CompileOptions) -> Finished:
         artifacts = Artifacts()
         title = options.observer.title
         device = kernel_device(graph)
         target = self.target(options.config) if device == CPU else device_target(device, options.config)
+        target.generate(target).prepare()
         if options.config.tunes:
             artifacts.tuning = _tuned(graph, target, options)
         program = None
@@ -142,10 +132,32 @@ class NativeBackend:
         if program is None:
             tuning = artifacts.tuning
             artifacts, program = compile_open(graph, options.mutations, target, tuning, options.waits, title)
-        options.observer.built(_inside(graph, artifacts, target))
-        if options.observer.looks:
-            _show(options.observer, graph, artifacts, target)
-        return program
+        return Finished(program, artifacts, target)
+
+    def key_parts(self, graph: fx.Graph, options: CompileOptions) -> Mapping[str, str] | None:
+        """The machine, and what torch was asked about products. Not what was chosen by measurement, nor kernels of
+        cards: these are not kept."""
+        if options.config.tunes or kernel_device(graph) != CPU:
+            return None
+        return machine_parts(self.target(options.config))
+
+    def save(self, compiled: Program | SymbolicProgram) -> bytes:
+        return to_bytes(compiled)
+
+    def restore(self, content: bytes, graph: fx.Graph, options: CompileOptions) -> Program | SymbolicProgram:
+        """Nothing of LLVM is loaded. What an observer may ask for beyond the program is found by compiling again."""
+        observer = options.observer
+        again = Again(functools.partial(self._again, graph, options))
+        restored = from_bytes(content, _scope(graph)[1], observer.title, again)
+        again.program = restored.program
+        observer.built(Inside(graph, restored.program, again.details))
+        if observer.looks:
+            observer.compiled(again.texts(), restored.layout.counts, {})
+        return restored.compiled
+
+    def _again(self, graph: fx.Graph, options: CompileOptions) -> Finished:
+        with config.using_config(options.config):
+            return self._made(graph, options)
 
 
 def compile_open(
@@ -283,8 +295,11 @@ def compile_program(
     )
     artifacts.names = layout.names
     layout = replace(layout, name=title, labels=facts.labels(layout.work), facts=facts)
+    counts: dict[str, int] = {}
+    layout = replace(layout, counts=counts)
     artifacts.layout = layout
     artifacts.program = layout.place(hints)
+    counts.update(artifacts.counts(graph, artifacts.program))
     clock.lap("plan")
     return SymbolicProgram(layout) if layout.keys or layout.scalars else artifacts.program
 
@@ -372,72 +387,6 @@ def _scope(graph: fx.Graph) -> tuple[Scope | None, Mapping[str, int]]:
     """Where the symbols of a graph belong, and their values on the call that it was recorded for."""
     scope = scope_of(graph)
     return scope, NO_HINTS if scope is None else scope.hints
-
-
-def conversions(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that change nothing but the order of the elements in memory; not those of constants, which run once."""
-    return [
-        node
-        for node in graph.nodes
-        if node.target is torch.ops.aten.clone.default
-        and not is_constant(node)
-        and not same_strides(node.meta["val"], node.args[0].meta["val"])
-    ]
-
-
-def _show(observer: Observer, graph: fx.Graph, artifacts: Artifacts, target: Target) -> None:
-    """Tell of every step of a native compilation."""
-    generated = cast(Generated, artifacts.generated)
-    program = cast(Program, artifacts.program)
-    generator = target.generate(target)
-    kernels = [task for task in generated.tasks if isinstance(task, KernelTask)]
-    tuning = artifacts.tuning
-    verdicts = [] if tuning is None else tuning.verdicts
-    observer.compiled(
-        {
-            **({"tuning": lambda: "\n".join(map(str, verdicts))} if verdicts else {}),
-            "definitions": lambda: format_definitions([*artifacts.constant, *artifacts.definitions]),
-            "fusion": lambda: "\n".join(map(str, artifacts.decisions)) or "nothing to fuse",
-            "kernels": lambda: "\n\n".join(map(format_kernel, generated.kernels)) or "templates only",
-            "llvm": lambda: "\n".join(_texts(generated, generator)),
-            "assembly": lambda: "\n".join(map(generator.assembly, _texts(generated, generator))),
-            "program": lambda: format_program(program),
-        },
-        {
-            "definitions": len(artifacts.definitions),
-            "kernel calls": len(kernels),
-            "gemms": sum(task.origin.startswith("gemm") for task in kernels),
-            "layout conversions": len(conversions(graph)),
-            "ATen calls": sum(
-                isinstance(task, ExternTask) and task.extern.target != ASSEMBLE for task in generated.tasks
-            ),
-            "distinct functions": len({task.code for task in kernels}),
-            "constants": len(program.constants.outputs) if program.constants else 0,
-            "arena bytes": program.arena_bytes,
-            **({"tuned products": len(cast(Tuning, tuning).variants)} if verdicts else {}),
-        },
-        artifacts.seconds,
-    )
-
-
-def _inside(graph: fx.Graph, artifacts: Artifacts, target: Target) -> Inside:
-    generator = target.generate(target)
-    texts = KernelTexts(cast(Generated, artifacts.generated), generator)
-    return Inside(
-        graph,
-        cast(Program, artifacts.program),
-        artifacts.names,
-        artifacts.decisions,
-        texts.loops,
-        texts.llvm,
-        generator.assembly,
-    )
-
-
-def _texts(generated: Generated, generator: CodeGenerator) -> list[str]:
-    """The module of each distinct kernel and template."""
-    templates = (template.text for template in generated.templates)
-    return list(dict.fromkeys([*templates, *generator.texts(generated.kernels)]))
 
 
 @dataclass(slots=True)
