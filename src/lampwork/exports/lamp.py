@@ -246,6 +246,7 @@ def export_artifact(
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
+        _check_floats(name, each)
         if m.is_entry_name(name):
             call = each.call
             check_open(each.conditions, each.region, each.sizes, call.args, call.kwargs, each.served)
@@ -428,9 +429,15 @@ def _check_symbols(name: str, region: Region) -> None:
                 f"{name} has a number that differs between calls and is no size of an argument: {symbol}",
                 fix="pass it as a tensor",
             )
-    if region.derived:
+
+
+def _check_floats(name: str, captured: _Captured) -> None:
+    """After compiling, which is what reads floats that Python computes of open sizes."""
+    scope = scope_of(captured.piece.graph)
+    if scope is not None and scope.derived:
+        numbers = ", ".join(map(repr, scope.derived.values()))
         raise ExportError(
-            f"{name} computes a float of sizes in Python: {', '.join(map(repr, region.derived.values()))}",
+            f"{name} reads a float that Python computes of open sizes, which no file can have: {numbers}",
             fix="compute it with tensors, or leave the size fixed",
         )
 
