@@ -18,6 +18,7 @@ from lampwork import counters, pristine
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import Inside, Observer
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
+from lampwork.capture.model.region import GlobalState
 from lampwork.errors import (
     BackendCompileError,
     BackendError,
@@ -129,7 +130,8 @@ def compile_graph(
     if options.observer.looks:
         return _made(backend, traits, graph, options, bound)
     scope = scope_of(graph)
-    what = (structural_hash(graph), options.config, options.mutations, scope and scope.state)
+    state = (scope and scope.state, GlobalState.now())
+    what = (structural_hash(graph), options.config, options.mutations, state)
     before = settings(backend)
     slot = _cache.slot((identity(backend, before), what))
     with slot.lock:

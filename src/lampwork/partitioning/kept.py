@@ -19,6 +19,7 @@ from torch import fx
 from lampwork import counters, logs
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
 from lampwork.cache import Key, Store, store
+from lampwork.capture.model.region import GlobalState
 from lampwork.config import Config
 from lampwork.errors import BackendError, SerialError
 from lampwork.graph.concrete import scope_of
@@ -116,6 +117,7 @@ def keeping(backend: Backend, traits: Traits, graph: fx.Graph, options: CompileO
             "backend": _of_backend(backend),
             "code": own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
+            "state": _fields_text(GlobalState.now()),
             **{f"{backend.name} {name}": text for name, text in theirs.items()},
         }
     except SerialError as error:
@@ -128,6 +130,10 @@ def options_text(config: Config) -> str:
     """The options that may make a difference to code."""
     names = [each.name for each in fields(config) if each.name not in NOT_IN_CODE]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in sorted(names))
+
+
+def _fields_text(value: Any) -> str:
+    return ", ".join(f"{each.name}={getattr(value, each.name)!r}" for each in fields(value))
 
 
 def _digest(text: bytes) -> str:

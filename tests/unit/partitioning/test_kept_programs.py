@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -242,6 +243,32 @@ def test_other_machines_code_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
             change(patch)
             assert counted(run) == (1, 0)
         assert counted(run) == (0, 1)
+
+
+def test_what_torch_says_of_the_process() -> None:
+    """Deterministic mode, say, where code adds to elements in any order."""
+    run()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert counted(run) == (1, 0)
+        assert counted(run) == (0, 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert counted(run) == (0, 1)
+
+
+def test_modules_that_a_backend_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, int]] = []
+    for number in (2, 3, 2):
+        settings = types.ModuleType("settings_of_a_backend")
+        settings.number = number  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "settings_of_a_backend", settings)
+
+        class Mine(Texts):
+            module = settings
+
+        found.append(counted(lambda: lampwork.compile(lambda x: x.relu(), backend=Mine())(torch.ones(3))))
+    assert found == [(1, 0), (1, 0), (0, 1)]
 
 
 def test_options_out_of_the_key_are_options() -> None:
