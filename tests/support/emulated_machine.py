@@ -200,4 +200,4 @@ def _tensor(program: Program, number: int, data: bytes) -> Tensor:
     elements = (
         torch.frombuffer(bytearray(data), dtype=value.dtype) if data else torch.empty(0, dtype=value.dtype)
     )
-    return elements.as_strided(value.shape, value.strides, offset)
+    return elements.as_strided(value.shape, value.strides, offset).clone()
