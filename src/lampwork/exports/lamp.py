@@ -17,7 +17,17 @@ from lampwork import pristine
 from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
 from lampwork.artifacts import manifest as m
 from lampwork.artifacts.container import SECTION, digest, write_container
-from lampwork.artifacts.trees import Constant, Leaf, Made, Mapped, Number, Sequenced, Tree
+from lampwork.artifacts.trees import (
+    Constant,
+    Kept,
+    Leaf,
+    Made,
+    Mapped,
+    Number,
+    Sequenced,
+    Tree,
+    is_constant,
+)
 from lampwork.backends.native.compile_for import compile_for
 from lampwork.capture.model.evaluate import find
 from lampwork.capture.model.region import Arg, Kwarg, Region, Source, TensorGuard, root_of
@@ -350,7 +360,7 @@ def _capture(name: str, call: Call) -> _Captured:
             f"{name} computes no tensors, so there is nothing to export", fix="export what computes something"
         )
     _check_symbols(name, region)
-    piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call))
+    piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call), keeps=True)
     owner = original.__self__ if isinstance(original, MethodType) else original
     return _Captured(
         piece,
@@ -570,8 +580,8 @@ def _compile(
 
 def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry:
     piece, region, call = captured.piece, captured.region, captured.call
-    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs, call.nesting)
-    result = _result(piece.whole)
+    result, kept = _result(piece.whole)
+    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs, call.nesting, kept)
     if call.nesting is not None:
         assert isinstance(result, Sequenced)
         result = call.nesting.result(result.items)
@@ -664,23 +674,37 @@ def _bound(condition: Condition) -> tuple[str, bool | None, int] | None:
     return None
 
 
-def _result(tree: Any) -> Tree:
-    """What a piece returns, as a file has it."""
-    match tree:
-        case results.Leaf():
-            return Leaf(tree.number)
-        case results.Number():
-            return Number(tree.index)
-        case results.Made():
-            fields = tuple((key, _result(item)) for key, item in tree.fields)
-            if tree.form == "dict":
-                return Mapped(fields)
-            return Made(tree.name, tree.form, tuple((str(key), item) for key, item in fields))
-        case dict():
-            pairs = cast("dict[Any, Any]", tree).items()
-            return Mapped(tuple((key, _result(item)) for key, item in pairs))
-        case list() | tuple():
-            items = tuple(map(_result, cast("Sequence[Any]", tree)))
-            return Sequenced("list" if isinstance(tree, list) else "tuple", items)
-        case _:
-            return Constant(tree)
+def _result(whole: Any) -> tuple[Tree, dict[Source, int]]:
+    """What a piece returns, as a file has it; and the numbers of the arguments that are in it as they were passed."""
+    kept: dict[Source, int] = {}
+
+    def made(tree: Any) -> Tree:
+        match tree:
+            case results.Leaf():
+                return Leaf(tree.number)
+            case results.Number():
+                return Number(tree.index)
+            case results.Passed():
+                return Kept(kept.setdefault(tree.source, len(kept)))
+            case results.Made():
+                fields = tuple((key, made(item)) for key, item in tree.fields)
+                if tree.form == "dict":
+                    return Mapped(fields)
+                if tree.form == "size":
+                    return Sequenced("size", tuple(item for _, item in fields))
+                return Made(tree.name, tree.form, tuple((str(key), item) for key, item in fields))
+            case dict():
+                pairs = cast("dict[Any, Any]", tree).items()
+                return Mapped(tuple((key, made(item)) for key, item in pairs))
+            case list() | tuple():
+                items = tuple(map(made, cast("Sequence[Any]", tree)))
+                return Sequenced("list" if isinstance(tree, list) else "tuple", items)
+            case _:
+                if not is_constant(tree):
+                    raise ExportError(
+                        f"the result has {repr(tree)[:60]} in it, which no file can have",
+                        fix="return a tensor",
+                    )
+                return Constant(tree)
+
+    return made(whole), kept
