@@ -1,7 +1,7 @@
 """What a call passes, as a tree of the inputs of what was captured of it.
 
-What a region asks of its arguments stands in its guards. The tree of an argument carries what they say of it: each guard
-is taken by the part of a tree that has it checked in a call, and one that none takes is an error.
+What a region asks of its arguments stands in its guards. The tree of an argument carries what they say of it: each
+guard is taken by the part of a tree that has it checked in a call, and one that none takes is an error.
 """
 
 from __future__ import annotations

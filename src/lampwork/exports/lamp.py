@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from lampwork import pristine
 from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
 from lampwork.artifacts import manifest as m
-from lampwork.artifacts.container import SECTION, digest, write_container
+from lampwork.artifacts.container import SECTION, digest, open_container, write_container
 from lampwork.artifacts.trees import (
     Constant,
     Kept,
@@ -36,12 +36,13 @@ from lampwork.codegen.llvm.targets import TARGETS, facts, named_target
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.whole import captured_whole
 from lampwork.config import Config
-from lampwork.errors import CaptureError, ExportError, OptionError, text_of
+from lampwork.errors import ArtifactError, CaptureError, ExportError, OptionError, text_of
 from lampwork.exports import results
 from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import input_names, unique
 from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.exports.stored import check_stores
 from lampwork.exports.torch_program import Nesting, flat_program, program_of
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec
@@ -272,7 +273,7 @@ def export_artifact(
         made=m.now(),
     )
     texts = {"format": m.FORMAT, m.MANIFEST: m.manifest_to_text(made)}
-    write_container(path, weights.tensors, sections, texts)
+    write_container(path, weights.tensors, sections, texts, _check_written)
     first = next(iter(captured.values())).piece
     entries = {name: entry for name, entry in entries.items() if m.is_entry_name(name)}
     notes = dict.fromkeys(
@@ -281,6 +282,21 @@ def export_artifact(
         for note in entry.notes
     )
     return first.inputs, first.returned, tuple(notes)
+
+
+def _check_written(path: Path) -> None:
+    """What was written is what can be loaded.
+
+    Raises:
+        ExportError: it is not.
+    """
+    try:
+        m.read_manifest(open_container(path))
+    except ArtifactError as error:
+        raise ExportError(
+            f"a file that says all this of the model could not be loaded: {error.cause.partition(': ')[2]}",
+            fix="simplify what is named there; if you find nothing unusual about it, please report this",
+        ) from error
 
 
 def _metadata(given: Any) -> Mapping[str, Any]:
@@ -294,7 +310,7 @@ def _metadata(given: Any) -> Mapping[str, Any]:
         )
     found = dict(cast("Mapping[str, Any]", given))
     try:
-        json.dumps(found, allow_nan=False).encode()
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
             f"metadata has what JSON cannot have: {text_of(error)}",
@@ -360,6 +376,7 @@ def _capture(name: str, call: Call) -> _Captured:
             f"{name} computes no tensors, so there is nothing to export", fix="export what computes something"
         )
     _check_symbols(name, region)
+    notes = check_stores(name, region)
     piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call), keeps=True)
     owner = original.__self__ if isinstance(original, MethodType) else original
     return _Captured(
@@ -371,6 +388,7 @@ def _capture(name: str, call: Call) -> _Captured:
         function.config,
         unique(named, call.kwargs) if call.nesting is None else call.nesting.names,
         isinstance(owner, nn.Module) and owner.training,
+        notes=list(notes),
     )
 
 
@@ -558,6 +576,14 @@ def _compile(
             standalone=wanted.require == "standalone",
             name=entry,
         )
+        needed = made.layout.keys.union(*(index.symbols() for index in made.layout.scalars))
+        closed = needed - {symbol.name for symbol in each.region.symbols}
+        if closed:
+            _check_symbols(entry, each.region)
+            raise ExportError(
+                f"{entry} computes with numbers that its inputs do not give: {', '.join(sorted(closed))}",
+                fix="leave the sizes fixed that they come from",
+            )
         if made.calls and wanted.require == "standalone":
             said = "\n".join(f"    {call}: {why}" for call, why in made.calls.items())
             raise ExportError(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lampwork
-from lampwork.errors import ArtifactCallError, ExportError
+from lampwork.errors import ArtifactCallError, ExportError, OptionError
 
 
 class Mode(enum.Enum):
@@ -154,3 +154,100 @@ def test_a_returned_shape_is_one(rows, tmp_path):
 def test_results_of_pytorch_s_own_tuples(tmp_path):
     values, indices = loaded(lambda x: x.sort(descending=True), X, path=tmp_path)(X)
     assert values.tolist() == [3, 2, 1] and indices.tolist() == [2, 1, 0]
+
+
+class Taking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(3))
+
+    def forward(self, named, *, k=2):
+        self.n.add_(named["a"])
+        return {"o": self.n * k, "s": named["a"].shape[0]}
+
+
+def test_a_program_of_torch_export_with_containers_and_keywords(tmp_path):
+    program = torch.export.export(Taking(), ({"a": X},), {"k": 3})
+    lampwork.export(program, path=tmp_path / "m.lamp", targets="host")
+    model = lampwork.load(tmp_path / "m.lamp", trust=True)
+    model({"a": X}, k=3)
+    found = model({"a": X}, k=3)
+    torch.testing.assert_close(found["o"], X * 6)
+    assert found["s"] == 3
+    with pytest.raises(ArtifactCallError):
+        model({"a": X}, k=4)
+
+
+class Keeping(nn.Module):
+    """Keeps what `step` makes of it."""
+
+    def __init__(self, kept, step):
+        super().__init__()
+        self.step = step
+        if isinstance(kept, torch.Tensor):
+            self.register_buffer("kept", kept)
+        else:
+            self.kept = kept
+
+    def forward(self, x):
+        self.kept = self.step(x, self.kept)
+        return x * self.kept
+
+
+@pytest.mark.parametrize(("kept", "step"), [(0, lambda x, n: n + 1), (torch.zeros(3), lambda x, n: n + x)])
+def test_python_state_that_a_call_leaves_for_the_next_is_an_error(kept, step, tmp_path):
+    with pytest.raises(ExportError, match="'kept' of a Keeping") as raised:
+        loaded(Keeping(kept, step), X, path=tmp_path)
+    assert "in place" in raised.value.fix
+
+
+def test_python_state_in_a_global_dict(tmp_path):
+    counts = {"n": 0}
+
+    def function(x):
+        counts["n"] += 1
+        return x * counts["n"]
+
+    with pytest.raises(ExportError, match="goes by 'n' of a dict"):
+        loaded(function, X, path=tmp_path)
+
+
+def test_python_state_that_stays_or_is_made_anew(tmp_path):
+    model = Keeping(2, lambda x, n: 2)
+    torch.testing.assert_close(loaded(model, X, path=tmp_path)(X), X * 2)
+    lazy = Keeping(None, lambda x, n: torch.ones(3) if n is None else n)
+    exported = lampwork.export(lazy, (X,), path=tmp_path / "m.lamp", targets="host")
+    assert "kept is made in every call, as if there was none yet" in exported.notes
+
+
+def test_what_could_not_be_loaded_is_not_written(tmp_path):
+    path = tmp_path / "m.lamp"
+    lampwork.export(lambda x: x + 1, (X,), path=path, targets="host")
+    before = path.read_bytes()
+    with pytest.raises(ExportError, match="result has"):
+        lampwork.export(lambda x: (x + 1, 2**70), (X,), path=path, targets="host")
+    with pytest.raises(ExportError, match="float of sizes"):
+        lampwork.export(
+            lambda x: x / x.shape[0] ** 0.5,
+            (torch.ones(3, 4),),
+            dynamic_shapes=({0: torch.export.Dim.AUTO},),
+            path=path,
+            targets="host",
+        )
+    with pytest.raises(OptionError, match="metadata has what JSON cannot have"):
+        lampwork.export(lambda x: x + 1, (X,), path=path, targets="host", metadata={"a": "\ud800"})
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["m.lamp"]
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x + self.w, self.w.data
+
+
+def test_data_of_a_weight_is_returned(tmp_path):
+    total, weight = loaded(Weighted(), X, path=tmp_path)(X)
+    assert torch.equal(total, X + 1) and torch.equal(weight, torch.ones(3))
