@@ -72,14 +72,15 @@ class LoadedEntry:
         Raises:
             ArtifactCallError: it was not exported for such arguments.
         """
-        tensors = self._read(args, kwargs)
-        if self._others and not self._fits(tensors):
+        reading = self._read(args, kwargs)
+        if self._others and not self._fits(reading.tensors):
             for other in self._others:
-                if other._fits(tensors):
-                    return other._called(tensors)
-        return self._called(tensors)
+                if other._fits(reading.tensors):
+                    return other._called(other._read(args, kwargs))
+        return self._called(reading)
 
-    def _called(self, tensors: list[Any]) -> Any:
+    def _called(self, reading: Reading) -> Any:
+        tensors = reading.tensors
         values = self._values(tensors)
         given = [self._laid_out(n, tensor, values) for n, tensor in enumerate(tensors)]
         if self._written:
@@ -94,7 +95,7 @@ class LoadedEntry:
             if given[number] is not tensors[number]:
                 with pristine.no_grad():
                     tensors[number].copy_(given[number])
-        return rebuilt(self.spec.result, outputs, lambda index: evaluate(index, values))
+        return rebuilt(self.spec.result, outputs, lambda index: evaluate(index, values), reading.kept)
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class LoadedEntry:
             fix=fix or "call it as it was exported, or export it for such calls too",
         )
 
-    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
         spec = self.spec
         names = spec.names[: len(spec.args)]
         if len(args) > len(spec.args):
@@ -129,7 +130,7 @@ class LoadedEntry:
             if name not in kwargs:
                 raise self._wrong("the call", f"{name}=", "none")
             reading.read(tree, kwargs[name], name)
-        return reading.tensors
+        return reading
 
     def _fits(self, tensors: Sequence[Any]) -> bool:
         """Whether the sizes are such as the program is for."""
