@@ -182,11 +182,12 @@ def _call_of(args: Any, kwargs: Any, path: Any, inputs: Any) -> tuple[Any, Argum
     Raises:
         OptionError: they are of neither.
     """
-    if path is None and isinstance(args, (str, os.PathLike)):
+    if path is None and args is not None and not isinstance(args, (tuple, list, Tensor)):
         path, args, kwargs, inputs = args, None, None, inputs if kwargs is None else kwargs
     if path is None:
         raise OptionError(
-            "export() needs the path of a file", fix="write export(model, args, kwargs, path='model.lamp')"
+            "path is None, expected the path of a file",
+            fix="write export(model, args, kwargs, path='model.lamp')",
         )
     if inputs is not None:
         if args is not None or kwargs is not None:

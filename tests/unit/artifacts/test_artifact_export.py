@@ -227,7 +227,7 @@ def test_standalone(tmp_path):
         ({"args": torch.ones(2)}, r"args is a Tensor, expected a tuple of arguments\n  fix: write \(x,\)"),
         ({"kwargs": [1]}, "kwargs is a list, expected a dict"),
         ({"args": None}, "an artifact is made of a call"),
-        ({"path": None}, "export\\(\\) needs the path of a file"),
+        ({"path": None}, "path is None, expected the path of a file"),
         ({"inputs": torch.ones(2)}, "takes inputs, or args and kwargs"),
         ({"targets": ["x86-64-v5"]}, "there is no target 'x86-64-v5'"),
         ({"targets": []}, "targets names none"),

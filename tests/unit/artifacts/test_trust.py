@@ -30,7 +30,7 @@ from lampwork.errors import ArtifactError, ArtifactTargetError, ArtifactTrustErr
 pytest.importorskip("cryptography", reason="signatures need cryptography")
 
 SOURCE = Path(lampwork.__file__).parent
-LOADING = sys.modules["lampwork.artifacts.load"]
+LOADING = sys.modules["lampwork.artifacts.loading"]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
