@@ -341,8 +341,10 @@ class _Reading:
                 f"{_place(path)} is one of the views of {op}, which no file can have", fix="clone it"
             )
         last = next(iter(reversed(self.graph.nodes)))
+        # Of an input nobody knows where it comes from: the view is one of what the model returns at its end.
+        placed = next((each for each in (node, *reversed(self.graph.nodes)) if "origin" in each.meta), node)
         with self.graph.inserting_before(last):
-            view = add_call(self.graph, op, given, kwargs, f"view_{number}", place_of(node))
+            view = add_call(self.graph, op, given, kwargs, f"view_{number}", place_of(placed))
         view.meta["val"] = made
         self.views[number] = view
         return view
