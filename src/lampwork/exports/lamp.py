@@ -564,6 +564,7 @@ def _compile(
         closed = needed - {symbol.name for symbol in each.region.symbols}
         if closed:
             _check_symbols(entry, each.region)
+            _check_floats(entry, each)
             raise ExportError(
                 f"{entry} computes with numbers that its inputs do not give: {', '.join(sorted(closed))}",
                 fix="leave the sizes fixed that they come from",
