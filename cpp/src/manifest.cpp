@@ -143,7 +143,7 @@ class EntryReader {
     } else if (const Json* number = optional_member(tree, "number", what)) {
       entry_.leaves.push_back({path.empty() ? "number" : path, -1, Index::read(*number, entry_.numbers, what)});
     }
-    for (const char* kind : {"list", "tuple"}) {
+    for (const char* kind : {"list", "tuple", "size"}) {
       const Json* items = optional_member(tree, kind, what);
       if (items == nullptr) continue;
       size_t at = 0;

@@ -99,14 +99,15 @@ class LoadedEntry:
         Raises:
             ArtifactCallError: it was not exported for such arguments.
         """
-        tensors = self._read(args, kwargs)
-        if self._others and not self._fits(tensors):
+        reading = self._read(args, kwargs)
+        if self._others and not self._fits(reading.tensors):
             for other in self._others:
-                if other._fits(tensors):
-                    return other._called(tensors)
-        return self._called(tensors)
+                if other._fits(reading.tensors):
+                    return other._called(other._read(args, kwargs))
+        return self._called(reading)
 
-    def _called(self, tensors: list[Any]) -> Any:
+    def _called(self, reading: Reading) -> Any:
+        tensors = reading.tensors
         values = self._values(tensors)
         given = [self._laid_out(n, tensor, values) for n, tensor in enumerate(tensors)]
         if self._written:
@@ -122,7 +123,7 @@ class LoadedEntry:
                 with pristine.no_grad():
                     tensors[number].copy_(given[number])
         results = self._results(outputs, given, tensors)
-        return rebuilt(self.spec.result, results, lambda index: evaluate(index, values))
+        return rebuilt(self.spec.result, results, lambda index: evaluate(index, values), reading.kept)
 
     def _results(
         self, outputs: Sequence[Tensor], given: Sequence[Tensor], tensors: Sequence[Tensor]
@@ -170,7 +171,7 @@ class LoadedEntry:
             return self._wrong(name, expected, f"{kind} tensor")
         return self._wrong(name, expected, f"one on {tensor.device} ({tensor.layout})")
 
-    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
         spec = self.spec
         names = spec.names[: len(spec.args)]
         if len(args) > len(spec.args):
@@ -195,7 +196,7 @@ class LoadedEntry:
             if name not in kwargs:
                 raise self._wrong("the call", f"{name}=", "none")
             reading.read(tree, kwargs[name], name)
-        return reading.tensors
+        return reading
 
     def _fits(self, tensors: Sequence[Any]) -> bool:
         """Whether the sizes are such as the program is for."""

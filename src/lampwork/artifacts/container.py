@@ -15,7 +15,7 @@ import json
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
@@ -86,8 +86,10 @@ def write_container(
     weights: Mapping[str, Tensor],
     sections: Mapping[str, bytes],
     metadata: Mapping[str, str],
+    check: Callable[[Path], None] | None = None,
 ) -> int:
-    """Write a file, whole or not at all; gives its size. Weights are written from where they lie, in pieces.
+    """Write a file, whole or not at all; gives its size. Weights are written from where they lie, in pieces. `check`:
+    looks at the file before it has its name, and raises what it has against that.
 
     Raises:
         ExportError: it cannot be written, or a weight has a dtype that safetensors does not know.
@@ -131,7 +133,10 @@ def write_container(
                     file.write(piece)
             for data in sections.values():
                 file.write(data)
-            return file.tell()
+            size = file.tell()
+        if check is not None:
+            check(target)
+        return size
 
     return write_with(path, write, "the artifact", ExportError)
 

@@ -16,6 +16,7 @@ from lampwork.artifacts.trees import (
     Number,
     Tree,
     dtype_from_json,
+    kept_of,
     leaves_of,
     parts_of,
     tree_from_json,
@@ -421,6 +422,9 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
     if len(given) < len(inputs):
         raise arguments.wrong("each input to be passed")
     result = tree_from_json(place["result"], "output", len(outputs))
+    passed = {number for tree in (*args, *kwargs.values()) for number in kept_of(tree)}
+    if not set(kept_of(result)) <= passed:
+        raise place["result"].wrong("arguments that are passed")
     conditions = tuple(map(_condition, place["conditions"]))
     indices = (
         *(index for each in (*inputs, *outputs) for index in (*each.shape, *each.strides)),

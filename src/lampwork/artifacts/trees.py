@@ -7,10 +7,13 @@ return {"a": u, "n": len}   Mapping (("a", Output 0), ("n", Number s0))
 from __future__ import annotations
 
 import collections
+import enum
 import keyword
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -27,9 +30,12 @@ DEEPEST = 64
 
 @record
 class Leaf:
-    """A tensor, by its number among the inputs, or among the outputs, of an entry."""
+    """A tensor, by its number among the inputs, or among the outputs, of an entry. Of inputs, what was asked of them
+    beside their form: `fields` are attributes, and `absent` those that it may not have of its own."""
 
     number: int
+    fields: tuple[tuple[str, Tree], ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 @record
@@ -52,8 +58,25 @@ class Constant:
 
 
 @record
+class Said:
+    """A value that is only compared: of a class of the name `kind`, with this text (`said_of`)."""
+
+    kind: str
+    text: str
+
+
+@record
+class Kept:
+    """An argument that is returned as it was passed, whatever it is, if only it is as `tree` says; among results, the
+    argument of that number."""
+
+    number: int
+    tree: Tree = field(default_factory=Unused)
+
+
+@record
 class Sequenced:
-    """A list or a tuple."""
+    """A list, a tuple or a torch.Size: `kind` is "list", "tuple" or "size"."""
 
     kind: str
     items: tuple[Tree, ...]
@@ -61,26 +84,31 @@ class Sequenced:
 
 @record
 class Mapped:
-    """A dict, in order."""
+    """A dict, in order. `kind`: the name of its class; what is returned is a dict, whatever that is."""
 
     items: tuple[tuple[Any, Tree], ...]
+    kind: str = "dict"
 
 
 @record
 class Made:
     """An object of a class. `form`: "namedtuple", "dict" (a class of those), or "object", whose fields are attributes,
-    and items by name too where it is a dict as well."""
+    and items by name too where it is a dict as well. Of what is passed, `absent`: attributes that it may not have."""
 
     name: str
     form: str
     fields: tuple[tuple[str, Tree], ...]
+    absent: tuple[str, ...] = ()
 
 
-Tree = Leaf | Unused | Number | Constant | Sequenced | Mapped | Made
+Tree = Leaf | Unused | Number | Constant | Said | Kept | Sequenced | Mapped | Made
 
 FORMS = ("object", "namedtuple", "dict")
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """What may be a constant."""
+
+_SAYABLE = (bytes, complex, types.EllipsisType, torch.memory_format, torch.layout, torch.Size, range, slice)
+_LARGEST = 2**63
 
 
 def parts_of(tree: Tree) -> Iterator[Tree]:
@@ -90,8 +118,10 @@ def parts_of(tree: Tree) -> Iterator[Tree]:
             yield from tree.items
         case Mapped():
             yield from (item for _, item in tree.items)
-        case Made():
+        case Made() | Leaf():
             yield from (item for _, item in tree.fields)
+        case Kept():
+            yield tree.tree
         case _:
             pass
 
@@ -104,6 +134,14 @@ def leaves_of(tree: Tree) -> Iterator[Leaf]:
         yield from leaves_of(part)
 
 
+def kept_of(tree: Tree) -> Iterator[int]:
+    """The numbers of arguments that are returned."""
+    if isinstance(tree, Kept):
+        yield tree.number
+    for part in parts_of(tree):
+        yield from kept_of(part)
+
+
 def is_equal(one: Any, other: Any) -> bool:
     """Whether two constants are the same value of one type: 1 is no True, nan is itself, and -0.0 is not 0.0."""
     if type(one) is not type(other):
@@ -113,6 +151,38 @@ def is_equal(one: Any, other: Any) -> bool:
             one != one and other != other
         )
     return one == other
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a file can have a value as a constant: of a plain class itself, and as JSON can write it."""
+    if type(value) is int:
+        return -_LARGEST <= value < _LARGEST
+    if type(value) is str:
+        return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+    return type(value) in PLAIN
+
+
+def said_of(value: Any) -> Said | None:
+    """A value as a text that equal ones of its class have, and no others; None: there is no such text."""
+    kind = type(value)
+    text: str | None = None
+    if isinstance(value, enum.Enum):
+        inner: Any = value.value
+        text = f"{value.name} = {inner!r}" if type(inner) in PLAIN else f"{value.name}"
+    elif kind in (set, frozenset):
+        items = list(cast("frozenset[Any]", value))
+        if all(type(each) in PLAIN for each in items):
+            text = f"{{{', '.join(sorted(map(repr, items)))}}}"
+    elif kind is slice:
+        if all(type(each) in (int, type(None)) for each in (value.start, value.stop, value.step)):
+            text = repr(value)
+    elif (
+        kind in _SAYABLE
+        or kind in (int, str)
+        or (kind.__module__ == "numpy" and any(each.__name__ == "generic" for each in kind.__mro__))
+    ):
+        text = repr(value).encode("ascii", "backslashreplace").decode()
+    return None if text is None else Said(kind.__name__, text)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -173,8 +243,13 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
 
 
-def rebuilt(tree: Tree, tensors: Sequence[Any], number: Callable[[Index], int]) -> Any:
-    """What a tree stands for, with these tensors at its leaves."""
+def rebuilt(
+    tree: Tree,
+    tensors: Sequence[Any],
+    number: Callable[[Index], int],
+    kept: Mapping[int, Any] = MappingProxyType({}),
+) -> Any:
+    """What a tree stands for, with these tensors at its leaves. `kept`: arguments that are returned."""
     match tree:
         case Leaf():
             return tensors[tree.number]
@@ -182,15 +257,19 @@ def rebuilt(tree: Tree, tensors: Sequence[Any], number: Callable[[Index], int]) 
             return number(tree.index)
         case Constant():
             return tree.value
-        case Unused():
+        case Unused() | Said():
             return None
+        case Kept():
+            return kept[tree.number]
         case Sequenced():
-            items = [rebuilt(each, tensors, number) for each in tree.items]
-            return items if tree.kind == "list" else tuple(items)
+            items = [rebuilt(each, tensors, number, kept) for each in tree.items]
+            return (
+                items if tree.kind == "list" else torch.Size(items) if tree.kind == "size" else tuple(items)
+            )
         case Mapped():
-            return {key: rebuilt(each, tensors, number) for key, each in tree.items}
+            return {key: rebuilt(each, tensors, number, kept) for key, each in tree.items}
         case Made():
-            fields = {name: rebuilt(each, tensors, number) for name, each in tree.fields}
+            fields = {name: rebuilt(each, tensors, number, kept) for name, each in tree.fields}
             if tree.form == "namedtuple":
                 return _namedtuple(tree.name, tuple(fields))(*fields.values())
             return fields if tree.form == "dict" else Result(tree.name, fields)
@@ -204,9 +283,13 @@ def tree_to_json(tree: Tree, leaf: str) -> Any:
     each = functools.partial(tree_to_json, leaf=leaf)
     match tree:
         case Leaf():
-            return {leaf: tree.number}
+            return {leaf: tree.number} | _asked(tree, each)
         case Unused():
             return {"unused": True}
+        case Said():
+            return {"said": tree.kind, "text": tree.text}
+        case Kept():
+            return {"kept": tree.number, "tree": each(tree.tree)}
         case Number():
             return {"number": index_to_json(tree.index)}
         case Constant():
@@ -214,10 +297,19 @@ def tree_to_json(tree: Tree, leaf: str) -> Any:
         case Sequenced():
             return {tree.kind: [each(item) for item in tree.items]}
         case Mapped():
-            return {"dict": [[constant_to_json(key), each(item)] for key, item in tree.items]}
+            items = [[constant_to_json(key), each(item)] for key, item in tree.items]
+            return {"dict": items} if tree.kind == "dict" else {"dict": items, "kind": tree.kind}
         case Made():
-            fields = [[name, each(item)] for name, item in tree.fields]
-            return {"object": tree.name, "form": tree.form, "fields": fields}
+            return {"object": tree.name, "form": tree.form, "fields": []} | _asked(tree, each)
+
+
+def _asked(tree: Leaf | Made, each: Callable[[Tree], Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if tree.fields:
+        found["fields"] = [[name, each(item)] for name, item in tree.fields]
+    if tree.absent:
+        found["absent"] = list(tree.absent)
+    return found
 
 
 def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
@@ -232,28 +324,40 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
     kind = next(iter(found), "")
     each = functools.partial(tree_from_json, leaf=leaf, count=count, depth=depth + 1)
     inner = place[kind] if kind else place
+    fields = _fields(place, each) if kind in (leaf, "object") else ()
+    absent = tuple(item.text() for item in place["absent"]) if "absent" in found else ()
     if kind == leaf:
-        return Leaf(inner.number(below=count))
+        return Leaf(inner.number(below=count), fields, absent)
     match kind:
         case "unused":
             return Unused()
+        case "said":
+            return Said(inner.text(), place["text"].text())
+        case "kept":
+            return Kept(inner.number(), each(place["tree"]))
         case "number":
             return Number(inner.index())
         case "const":
             return Constant(constant_from_json(Place(found["const"], inner.where, place.refusal)))
-        case "list" | "tuple":
+        case "list" | "tuple" | "size":
             return Sequenced(kind, tuple(each(item) for item in inner))
         case "dict":
             pairs = [_pair(item) for item in inner]
-            return Mapped(tuple((constant_from_json(key), each(item)) for key, item in pairs))
+            items = tuple((constant_from_json(key), each(item)) for key, item in pairs)
+            return Mapped(items, place["kind"].text() if "kind" in found else "dict")
         case "object":
-            pairs = [_pair(item) for item in place["fields"]]
-            fields = tuple((_name(key), each(item)) for key, item in pairs)
-            if len({name for name, _ in fields}) < len(fields):
-                raise place.wrong("fields of different names")
-            return Made(_name(inner), place["form"].one_of(*FORMS), fields)
+            return Made(_name(inner), place["form"].one_of(*FORMS), fields, absent)
         case _:
             raise place.wrong(f"{leaf}, number, const, list, tuple, dict or object")
+
+
+def _fields(place: Place, each: Callable[[Place], Tree]) -> tuple[tuple[str, Tree], ...]:
+    if not place["fields"].is_there:
+        return ()
+    fields = tuple((_name(key), each(item)) for key, item in map(_pair, place["fields"]))
+    if len({name for name, _ in fields}) < len(fields):
+        raise place.wrong("fields of different names")
+    return fields
 
 
 def _pair(place: Place) -> tuple[Place, Place]:
@@ -319,13 +423,18 @@ Mismatch = Callable[[str, str, str], Exception]
 """Makes the error of where, what was expected, and what came."""
 
 
+_SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple, "size": torch.Size}
+
+
 @record
 class Reading:
-    """What a call passes, put in order: `tensors` by input number, each with its place in words."""
+    """What a call passes, put in order: `tensors` by input number, each with its place in words; `kept`: arguments that
+    are returned, by number."""
 
     tensors: list[Any]
     places: list[str] = field(default_factory=list[str])
     wrong: Mismatch = field(default=lambda where, expected, came: ValueError(where))
+    kept: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def read(self, tree: Tree, value: Any, where: str) -> None:
         """
@@ -335,31 +444,63 @@ class Reading:
         match tree:
             case Leaf():
                 self._tensor(tree.number, value, where)
+                self._asked(tree, value, where)
             case Constant():
                 if not is_equal(tree.value, value):
                     raise self.wrong(where, f"{tree.value!r}, as it was exported with", _shown(value))
+            case Said():
+                if type(value).__name__ != tree.kind or said_of(value) != tree:
+                    raise self.wrong(
+                        where, f"the {tree.kind} {tree.text}, as it was exported with", _shown(value)
+                    )
+            case Kept():
+                self.read(tree.tree, value, where)
+                self.kept[tree.number] = value
             case Sequenced():
-                expected = list if tree.kind == "list" else tuple
-                if not isinstance(value, expected) or len(cast("Sequence[Any]", value)) != len(tree.items):
+                expected = _SEQUENCES[tree.kind]
+                if type(value) is not expected or len(cast("Sequence[Any]", value)) != len(tree.items):
                     raise self.wrong(where, f"a {tree.kind} of {len(tree.items)}", _shown(value))
                 for number, (item, each) in enumerate(zip(tree.items, cast("list[Any]", value), strict=True)):
                     self.read(item, each, f"{where}[{number}]")
             case Mapped():
-                keys = [key for key, _ in tree.items]
-                given = cast("dict[Any, Any]", value)
-                if not isinstance(value, Mapping) or set(given) != set(keys):
-                    raise self.wrong(where, f"a dict with the keys {keys}", _shown(value))
-                for key, item in tree.items:
-                    self.read(item, given[key], f"{where}[{key!r}]")
+                self._mapping(tree, value, where)
             case Made():
-                for name, item in tree.fields:
-                    try:
-                        found = getattr(value, name)
-                    except AttributeError as error:
-                        raise self.wrong(where, f"an object with {name}", _shown(value)) from error
-                    self.read(item, found, f"{where}.{name}")
+                if type(value).__name__ != tree.name:
+                    raise self.wrong(where, f"an object of a class {tree.name}", _shown(value))
+                names = tuple(name for name, _ in tree.fields)
+                if tree.form == "namedtuple" and getattr(value, "_fields", None) != names:
+                    raise self.wrong(where, f"a {tree.name} of {', '.join(names)}", _shown(value))
+                self._asked(tree, value, where)
             case Unused() | Number():
                 pass
+
+    def _mapping(self, tree: Mapped, value: Any, where: str) -> None:
+        """Its class and the order of its keys are what the model may have gone by."""
+        keys = [key for key, _ in tree.items]
+        given = cast("dict[Any, Any]", value)
+        if (
+            not isinstance(value, dict)
+            or type(given).__name__ != tree.kind
+            or len(given) != len(keys)
+            or not all(map(is_equal, keys, given))
+        ):
+            order = " in this order" if isinstance(value, dict) and set(given) == set(keys) else ""
+            raise self.wrong(where, f"a {tree.kind} with the keys {keys}{order}", _shown(value))
+        for key, item in tree.items:
+            self.read(item, dict.__getitem__(given, key), f"{where}[{key!r}]")
+
+    def _asked(self, tree: Leaf | Made, value: Any, where: str) -> None:
+        for name in tree.absent:
+            if hasattr(value, name) if isinstance(tree, Made) else name in vars(value):
+                raise self.wrong(
+                    where, f"an object without {name}, as it was exported with", "one that has it"
+                )
+        for name, item in tree.fields:
+            try:
+                found = getattr(value, name)
+            except AttributeError as error:
+                raise self.wrong(where, f"an object with {name}", _shown(value)) from error
+            self.read(item, found, f"{where}.{name}")
 
     def _tensor(self, number: int, value: Any, where: str) -> None:
         if not isinstance(value, torch.Tensor):

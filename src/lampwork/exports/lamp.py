@@ -15,8 +15,18 @@ from torch import Tensor, fx, nn
 from lampwork import pristine
 from lampwork.api import check_keywords, check_model, function_of, make_function, original_of
 from lampwork.artifacts import manifest as m
-from lampwork.artifacts.container import SECTION, digest, write_container
-from lampwork.artifacts.trees import Constant, Leaf, Made, Mapped, Number, Sequenced, Tree
+from lampwork.artifacts.container import SECTION, digest, open_container, write_container
+from lampwork.artifacts.trees import (
+    Constant,
+    Kept,
+    Leaf,
+    Made,
+    Mapped,
+    Number,
+    Sequenced,
+    Tree,
+    is_constant,
+)
 from lampwork.backends.native.compile_for import compile_for
 from lampwork.capture.model.evaluate import find
 from lampwork.capture.model.region import Arg, Kwarg, Region, Source, TensorGuard, root_of
@@ -25,12 +35,13 @@ from lampwork.codegen.llvm.targets import TARGETS, facts, named_target
 from lampwork.compiled.module import CompiledModule
 from lampwork.compiled.whole import captured_whole
 from lampwork.config import Config
-from lampwork.errors import CaptureError, ExportError, OptionError, text_of
+from lampwork.errors import ArtifactError, CaptureError, ExportError, OptionError, text_of
 from lampwork.exports import results
 from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import input_names, unique
 from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.exports.stored import check_stores
 from lampwork.exports.torch_program import Nesting, flat_program, program_of
 from lampwork.exports.weights import Weights
 from lampwork.graph.concrete import scope_of
@@ -249,6 +260,7 @@ def export_artifact(
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
+        _check_floats(name, each)
         if m.is_entry_name(name):
             call = each.call
             check_open(each.conditions, each.region, each.sizes, call.args, call.kwargs, each.served)
@@ -265,7 +277,7 @@ def export_artifact(
         made=m.now(),
     )
     texts = {"format": m.FORMAT, m.MANIFEST: m.manifest_to_text(made)}
-    write_container(path, weights.tensors, sections, texts)
+    write_container(path, weights.tensors, sections, texts, _check_written)
     first = next(iter(captured.values())).piece
     entries = {name: entry for name, entry in entries.items() if m.is_entry_name(name)}
     notes = dict.fromkeys(
@@ -274,6 +286,21 @@ def export_artifact(
         for note in entry.notes
     )
     return first.inputs, first.returned, tuple(notes)
+
+
+def _check_written(path: Path) -> None:
+    """What was written is what can be loaded.
+
+    Raises:
+        ExportError: it is not.
+    """
+    try:
+        m.read_manifest(open_container(path))
+    except ArtifactError as error:
+        raise ExportError(
+            f"a file that says all this of the model could not be loaded: {error.cause.partition(': ')[2]}",
+            fix="simplify what is named there; if you find nothing unusual about it, please report this",
+        ) from error
 
 
 def _metadata(given: Any) -> Mapping[str, Any]:
@@ -287,7 +314,7 @@ def _metadata(given: Any) -> Mapping[str, Any]:
         )
     found = dict(cast("Mapping[str, Any]", given))
     try:
-        json.dumps(found, allow_nan=False).encode()
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
             f"metadata has what JSON cannot have: {text_of(error)}",
@@ -364,7 +391,8 @@ def _capture(name: str, call: Call) -> _Captured:
             f"{name} computes no tensors, so there is nothing to export", fix="export what computes something"
         )
     _check_symbols(name, region)
-    piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call))
+    notes = check_stores(name, region)
+    piece = piece_of_graph(name, region, graph, original, _passed(region, graph, call), keeps=True)
     owner = original.__self__ if isinstance(original, MethodType) else original
     return _Captured(
         piece,
@@ -375,6 +403,7 @@ def _capture(name: str, call: Call) -> _Captured:
         function.config,
         unique(named, call.kwargs) if call.nesting is None else call.nesting.names,
         isinstance(owner, nn.Module) and owner.training,
+        notes=list(notes),
     )
 
 
@@ -468,9 +497,15 @@ def _check_symbols(name: str, region: Region) -> None:
                 f"{name} has a number that differs between calls and is no size of an argument: {symbol}",
                 fix="pass it as a tensor",
             )
-    if region.derived:
+
+
+def _check_floats(name: str, captured: _Captured) -> None:
+    """After compiling, which is what reads floats that Python computes of open sizes."""
+    scope = scope_of(captured.piece.graph)
+    if scope is not None and scope.derived:
+        numbers = ", ".join(map(repr, scope.derived.values()))
         raise ExportError(
-            f"{name} computes a float of sizes in Python: {', '.join(map(repr, region.derived.values()))}",
+            f"{name} reads a float that Python computes of open sizes, which no file can have: {numbers}",
             fix="compute it with tensors, or leave the size fixed",
         )
 
@@ -525,6 +560,15 @@ def _compile(
             standalone=wanted.require == "standalone",
             name=entry,
         )
+        needed = made.layout.keys.union(*(index.symbols() for index in made.layout.scalars))
+        closed = needed - {symbol.name for symbol in each.region.symbols}
+        if closed:
+            _check_symbols(entry, each.region)
+            _check_floats(entry, each)
+            raise ExportError(
+                f"{entry} computes with numbers that its inputs do not give: {', '.join(sorted(closed))}",
+                fix="leave the sizes fixed that they come from",
+            )
         if made.calls and wanted.require == "standalone":
             said = "\n".join(f"    {call}: {why}" for call, why in made.calls.items())
             raise ExportError(
@@ -547,8 +591,8 @@ def _compile(
 
 def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry:
     piece, region, call = captured.piece, captured.region, captured.call
-    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs, call.nesting)
-    result = _result(piece.whole)
+    result, kept = _result(piece.whole)
+    args, kwargs = argument_trees(region, piece.sources, call.args, call.kwargs, call.nesting, kept)
     if call.nesting is not None:
         assert isinstance(result, Sequenced)
         result = call.nesting.result(result.items)
@@ -662,23 +706,37 @@ def _bound(condition: Condition) -> tuple[str, bool | None, int] | None:
     return None
 
 
-def _result(tree: Any) -> Tree:
-    """What a piece returns, as a file has it."""
-    match tree:
-        case results.Leaf():
-            return Leaf(tree.number)
-        case results.Number():
-            return Number(tree.index)
-        case results.Made():
-            fields = tuple((key, _result(item)) for key, item in tree.fields)
-            if tree.form == "dict":
-                return Mapped(fields)
-            return Made(tree.name, tree.form, tuple((str(key), item) for key, item in fields))
-        case dict():
-            pairs = cast("dict[Any, Any]", tree).items()
-            return Mapped(tuple((key, _result(item)) for key, item in pairs))
-        case list() | tuple():
-            items = tuple(map(_result, cast("Sequence[Any]", tree)))
-            return Sequenced("list" if isinstance(tree, list) else "tuple", items)
-        case _:
-            return Constant(tree)
+def _result(whole: Any) -> tuple[Tree, dict[Source, int]]:
+    """What a piece returns, as a file has it; and the numbers of the arguments that are in it as they were passed."""
+    kept: dict[Source, int] = {}
+
+    def made(tree: Any) -> Tree:
+        match tree:
+            case results.Leaf():
+                return Leaf(tree.number)
+            case results.Number():
+                return Number(tree.index)
+            case results.Passed():
+                return Kept(kept.setdefault(tree.source, len(kept)))
+            case results.Made():
+                fields = tuple((key, made(item)) for key, item in tree.fields)
+                if tree.form == "dict":
+                    return Mapped(fields)
+                if tree.form == "size":
+                    return Sequenced("size", tuple(item for _, item in fields))
+                return Made(tree.name, tree.form, tuple((str(key), item) for key, item in fields))
+            case dict():
+                pairs = cast("dict[Any, Any]", tree).items()
+                return Mapped(tuple((key, made(item)) for key, item in pairs))
+            case list() | tuple():
+                items = tuple(map(made, cast("Sequence[Any]", tree)))
+                return Sequenced("list" if isinstance(tree, list) else "tuple", items)
+            case _:
+                if not is_constant(tree):
+                    raise ExportError(
+                        f"the result has {repr(tree)[:60]} in it, which no file can have",
+                        fix="return a tensor",
+                    )
+                return Constant(tree)
+
+    return made(whole), kept

@@ -158,8 +158,10 @@ def piece_of_graph(
     original: Callable[..., Any],
     passed: Mapping[Source, TensorSpec],
     module: str = "",
+    keeps: bool = False,
 ) -> Piece:
-    """The piece of a region's graph. `passed`: tensors of a call that the graph has no placeholders for yet.
+    """The piece of a region's graph. `passed`: tensors of a call that the graph has no placeholders for yet. `keeps`:
+    arguments that nothing looked at may be returned.
 
     Raises:
         ExportError: the region has no such module, or what no piece can have.
@@ -188,7 +190,7 @@ def piece_of_graph(
     found = (
         _as_they_are(region, results)
         if region.breaks or module
-        else read_results(region, copy, results, given, weights.node, now)
+        else read_results(region, copy, results, given, weights.node, now, keeps)
     )
     names = tuple(inputs[number] for number in order)
     # What is written back has the name of what it is written to.

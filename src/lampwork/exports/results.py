@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
@@ -46,9 +47,16 @@ class Number:
 
 
 @record
+class Passed:
+    """An argument, as it was passed, that nothing looked at."""
+
+    source: Source
+
+
+@record
 class Made:
-    """An object of a class of the program's own. `form`: "namedtuple", "dict" or "object". `fields`: its parts by
-    name."""
+    """An object of a class of the program's own. `form`: "namedtuple", "size" (torch.Size), "dict" or "object".
+    `fields`: its parts by name."""
 
     name: str
     form: str
@@ -140,6 +148,7 @@ def read_results(
     inputs: Mapping[Source, fx.Node],
     weight: Callable[[Tensor, str], fx.Node],
     now: Mapping[fx.Node, fx.Node],
+    keeps: bool = False,
 ) -> Results:
     """The results of a region that ends in a return.
 
@@ -149,11 +158,12 @@ def read_results(
         inputs: the placeholders of what a call gives.
         weight: the placeholder of a tensor that is the same in all calls.
         now: placeholder -> what is written to it.
+        keeps: arguments that nothing looked at may be returned (`Passed`).
 
     Raises:
         ExportError: a result is no tensor of the graph, and nothing that can stand in a file.
     """
-    reading = _Reading(region, graph, results, inputs, weight, now)
+    reading = _Reading(region, graph, results, inputs, weight, now, keeps)
     tree = reading.item(region.recipe.result, ())
     shown = len(reading.nodes)
     reading.rest()
@@ -175,6 +185,7 @@ class _Reading:
     inputs: Mapping[Source, fx.Node]
     weight: Callable[[Tensor, str], fx.Node]
     now: Mapping[fx.Node, fx.Node]
+    keeps: bool = False
     nodes: list[fx.Node] = field(default_factory=list[fx.Node])
     paths: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     notes: list[str] = field(default_factory=list[str])
@@ -211,10 +222,10 @@ class _Reading:
         found = self._tensor(number, path)
         if isinstance(found, fx.Node):
             return self._leaf(found, path)
-        return self._constant(found, path)
+        return found if isinstance(found, Passed) else self._constant(found, path)
 
     def _tensor(self, number: int, path: tuple[Any, ...]) -> Any:
-        """The node of a tensor, or an object that is none."""
+        """The node of a tensor, an argument that is kept, or an object that is none."""
         step = self.region.recipe.steps[number]
         if step.kind == "output":
             return self.results[step.payload]
@@ -224,6 +235,8 @@ class _Reading:
         if isinstance(root_of(source), Known):
             found = find(source, (), {})
             return self.weight(found, "constant") if isinstance(found, Tensor) else found
+        if self.keeps:
+            return Passed(source)
         kinds = [
             guard.expected for guard in self.region.guards if guard.kind == "type" and guard.source == source
         ]
@@ -240,6 +253,8 @@ class _Reading:
             return self._leaf(self.weight(value, "constant"), path)
         if type(value) in _PLAIN:
             return value
+        if type(value) is torch.Size:
+            return Made("Size", "size", tuple((f"item_{place}", size) for place, size in enumerate(value)))
         self._left_out(f"{_place(path)}: {type(value).__name__}")
         return None
 
@@ -269,6 +284,9 @@ class _Reading:
             return self.item(step.args[1], path)
         if _operator(function) is not None:
             return self._leaf(self._view(number, path), path)
+        if function is torch.Size:
+            sizes = self.item(step.args[1], path)
+            return Made("Size", "size", tuple((f"item_{place}", size) for place, size in enumerate(sizes)))
         self.made = True
         if number in self.entered:
             return None  # it is in itself
@@ -305,7 +323,8 @@ class _Reading:
             parts[name] = self.item(item, path if key is None else (*path, key))
         self.entered.remove(number)
         is_dict = issubclass(kind, dict) and not hasattr(kind, "__dataclass_fields__")
-        form = "namedtuple" if hasattr(kind, "_fields") else "dict" if is_dict else "object"
+        is_named = issubclass(kind, tuple) and bool(fields)  # PyTorch's own name theirs by position
+        form = "namedtuple" if is_named else "dict" if is_dict else "object"
         return Made(kind.__name__, form, tuple(parts.items()))
 
     def _put(self, args: Sequence[int]) -> Iterator[tuple[Any, int]]:
@@ -355,6 +374,11 @@ class _Reading:
         match step.kind:
             case "output" | "source":
                 found = self._tensor(number, path)
+                if isinstance(found, Passed):
+                    raise ExportError(
+                        f"{_place(path)} is a view of an argument that capture did not look at",
+                        fix="clone it",
+                    )
                 return self.now.get(found, found)
             case "call" if _is_same(self.region.recipe.steps[step.args[0]].payload):
                 return self._argument(step.args[1], path)
@@ -370,7 +394,8 @@ class _Reading:
             case "tuple" | "list":
                 return [self._argument(each, path) for each in step.args]
             case _:
-                return step.payload
+                found = step.payload
+                return self.weight(found, "constant") if isinstance(found, Tensor) else found
 
     def rest(self) -> None:
         """What the region computes and stores elsewhere."""

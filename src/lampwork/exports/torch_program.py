@@ -31,6 +31,12 @@ class Nesting:
         """The flat arguments."""
         return tree_leaves((self.args, self.kwargs))
 
+    @staticmethod
+    def is_leaf(value: Any) -> bool:
+        """Whether a flat argument is all of a value."""
+        found = tree_leaves(value)
+        return len(found) == 1 and found[0] is value
+
     def result(self, trees: Sequence[Tree]) -> Tree:
         """What a call returns of these.
 

@@ -1,0 +1,253 @@
+"""What a loaded artifact is called with is what it was exported for: all that the model asks of its arguments."""
+
+from __future__ import annotations
+
+import collections
+import enum
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lampwork
+from lampwork.errors import ArtifactCallError, ExportError, OptionError
+
+
+class Mode(enum.Enum):
+    A = 1
+    B = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Both(NamedTuple):
+    one: object
+    two: object
+
+
+class Holder:
+    def __init__(self, **fields):
+        vars(self).update(fields)
+
+
+class Other(Holder):
+    pass
+
+
+def loaded(function, *args, path, **options):
+    lampwork.export(function, args, path=path / "m.lamp", targets="host", **options)
+    return lampwork.load(path / "m.lamp", trust=True)
+
+
+X = torch.arange(1.0, 4.0)
+T = torch.ones(3)
+
+PAIRS = [
+    (lambda x, m: x * m.value, Mode.A, Mode.B),
+    (lambda x, m: x * 2 if m is Mode.A else x, Mode.A, Mode.B),
+    (lambda x, m: x * m, Level.HIGH, Level.LOW),
+    (lambda x, m: x * m, Level.HIGH, 2),
+    (lambda x, p: x * p.one, Both(3, 4), Both(5, 4)),
+    (lambda x, p: x * p[0], (3, 4), Both(3, 4)),
+    (lambda x, s: x.new_ones(s), torch.Size([2, 3]), torch.Size([4, 3])),
+    (lambda x, r: x * len(r), range(3), range(4)),
+    (lambda x, r: x[r] * 1, slice(0, 2), slice(0, 1)),
+    (lambda x, r: x[r] * 1, ..., slice(0, 1)),
+    (lambda x, c: x * c, 1 + 2j, 2 + 2j),
+    (lambda x, c: x * c, np.float64(2), np.float64(3)),
+    (lambda x, c: x * c, np.float64(2), 2.0),
+    (lambda x, n: x * float(n), 2**70, 2**71),
+    (lambda x, b: x * len(b), b"abc", b"abcd"),
+    (lambda x, b: x * len(b), "\ud800", "\ud800\ud800"),
+    (lambda x, s: x * 2 if 1 in s else x, {1, 2}, {2}),
+    (lambda x, s: x * 2 if 1 in s else x, frozenset((1, 2)), {1, 2}),
+    (lambda x, d: x * d["a"], collections.OrderedDict(a=3), collections.OrderedDict(a=4)),
+    (lambda x, d: x * d["a"], {"a": 3}, collections.OrderedDict(a=3)),
+    (lambda x, t: x * 2 if t is not None else x * 3, T, None),
+    (lambda x, t: x * 2 if t.is_leaf else x, T, (T.clone().requires_grad_() * 1)),
+    (lambda x, t: x * 2 if t.grad is None else x, T, None),
+    (lambda x, t: x * 2 if hasattr(t, "label") else x * 3, T, None),
+    (lambda x, h: x * h.a, Holder(a=3), Holder(a=4)),
+    (lambda x, h: x * 2 if isinstance(h, Other) else x * 3, Holder(), Other()),
+    (lambda x, h: x * getattr(h, "a", 3), Holder(), Holder(a=4)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_what_was_asked_of_an_argument_is_checked(number, tmp_path):
+    function, given, other = PAIRS[number]
+    model = loaded(function, X, given, path=tmp_path)
+    torch.testing.assert_close(model(X, given), function(X, given))
+    with pytest.raises(ArtifactCallError):
+        model(X, other)
+
+
+def test_attributes_that_a_tensor_was_not_to_have(tmp_path):
+    model = loaded(lambda x, t: x * 2 if hasattr(t, "label") else x * 3, X, T.clone(), path=tmp_path)
+    labelled = T.clone()
+    labelled.label = 1
+    with pytest.raises(ArtifactCallError, match="without label"):
+        model(X, labelled)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda x, f: f(x), torch.sin),
+        (lambda x, f: x * 2 if f is Holder else x, Holder),
+        (lambda x, f: f(x), nn.Linear(3, 3)),
+        (lambda x, d: x * d[0], collections.deque([2])),
+        (lambda x, f: x * f.eps, torch.finfo(torch.float32)),
+    ],
+)
+def test_what_no_file_can_check_is_not_exported(function, given, tmp_path):
+    with pytest.raises(ExportError) as raised:
+        loaded(function, X, given, path=tmp_path)
+    assert raised.value.fix and "depends on" in raised.value.cause
+
+
+def test_one_tensor_passed_twice(tmp_path):
+    model = loaded(lambda x, y: x + y, T, T, path=tmp_path)
+    torch.testing.assert_close(model(X, X), X * 2)
+    with pytest.raises(ArtifactCallError, match="the same tensor as x"):
+        model(X, X * 10)
+
+
+def test_the_order_of_a_dict(tmp_path):
+    def function(named):
+        return torch.cat(list(named.values()))
+
+    model = loaded(function, {"a": torch.zeros(1), "b": torch.ones(1)}, path=tmp_path)
+    assert model({"a": torch.zeros(1), "b": torch.ones(1)}).tolist() == [0, 1]
+    with pytest.raises(ArtifactCallError, match=r"keys \['a', 'b'\] in this order"):
+        model({"b": torch.ones(1), "a": torch.zeros(1)})
+
+
+def test_a_named_tuple_of_tensors(tmp_path):
+    model = loaded(lambda p: p.one + p[1], Both(X, T), path=tmp_path)
+    torch.testing.assert_close(model(Both(X, X)), X * 2)
+    with pytest.raises(ArtifactCallError, match="an object of a class Both"):
+        model((X, X))
+
+
+def test_arguments_that_are_returned_as_they_were_passed(tmp_path):
+    model = loaded(lambda x, y, n: (x + 1, y, n), X, T, 3, path=tmp_path)
+    y, n = torch.zeros(2, 2, dtype=torch.int64), object()
+    total, one, other = model(X, y, n)
+    torch.testing.assert_close(total, X + 1)
+    assert one is y and other is n
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_a_returned_shape_is_one(rows, tmp_path):
+    dim = torch.export.Dim("rows", max=9)
+    model = loaded(lambda x: (x + 1, x.shape), torch.ones(2, 4), path=tmp_path, dynamic_shapes=({0: dim},))
+    found = model(torch.ones(rows, 4))[1]
+    assert type(found) is torch.Size and found == (rows, 4)
+
+
+def test_results_of_pytorch_s_own_tuples(tmp_path):
+    values, indices = loaded(lambda x: x.sort(descending=True), X, path=tmp_path)(X)
+    assert values.tolist() == [3, 2, 1] and indices.tolist() == [2, 1, 0]
+
+
+class Taking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(3))
+
+    def forward(self, named, *, k=2):
+        self.n.add_(named["a"])
+        return {"o": self.n * k, "s": named["a"].shape[0]}
+
+
+def test_a_program_of_torch_export_with_containers_and_keywords(tmp_path):
+    program = torch.export.export(Taking(), ({"a": X},), {"k": 3})
+    lampwork.export(program, path=tmp_path / "m.lamp", targets="host")
+    model = lampwork.load(tmp_path / "m.lamp", trust=True)
+    model({"a": X}, k=3)
+    found = model({"a": X}, k=3)
+    torch.testing.assert_close(found["o"], X * 6)
+    assert found["s"] == 3
+    with pytest.raises(ArtifactCallError):
+        model({"a": X}, k=4)
+
+
+class Keeping(nn.Module):
+    """Keeps what `step` makes of it."""
+
+    def __init__(self, kept, step):
+        super().__init__()
+        self.step = step
+        if isinstance(kept, torch.Tensor):
+            self.register_buffer("kept", kept)
+        else:
+            self.kept = kept
+
+    def forward(self, x):
+        self.kept = self.step(x, self.kept)
+        return x * self.kept
+
+
+@pytest.mark.parametrize(("kept", "step"), [(0, lambda x, n: n + 1), (torch.zeros(3), lambda x, n: n + x)])
+def test_python_state_that_a_call_leaves_for_the_next_is_an_error(kept, step, tmp_path):
+    with pytest.raises(ExportError, match="'kept' of a Keeping") as raised:
+        loaded(Keeping(kept, step), X, path=tmp_path)
+    assert "in place" in raised.value.fix
+
+
+def test_python_state_in_a_global_dict(tmp_path):
+    counts = {"n": 0}
+
+    def function(x):
+        counts["n"] += 1
+        return x * counts["n"]
+
+    with pytest.raises(ExportError, match="goes by 'n' of a dict"):
+        loaded(function, X, path=tmp_path)
+
+
+def test_python_state_that_stays_or_is_made_anew(tmp_path):
+    model = Keeping(2, lambda x, n: 2)
+    torch.testing.assert_close(loaded(model, X, path=tmp_path)(X), X * 2)
+    lazy = Keeping(None, lambda x, n: torch.ones(3) if n is None else n)
+    exported = lampwork.export(lazy, (X,), path=tmp_path / "m.lamp", targets="host")
+    assert "kept is made in every call, as if there was none yet" in exported.notes
+
+
+def test_what_could_not_be_loaded_is_not_written(tmp_path):
+    path = tmp_path / "m.lamp"
+    lampwork.export(lambda x: x + 1, (X,), path=path, targets="host")
+    before = path.read_bytes()
+    with pytest.raises(ExportError, match="result has"):
+        lampwork.export(lambda x: (x + 1, 2**70), (X,), path=path, targets="host")
+    with pytest.raises(ExportError, match="float of sizes|its inputs do not give"):
+        lampwork.export(
+            lambda x: x / x.shape[0] ** 0.5,
+            (torch.ones(3, 4),),
+            dynamic_shapes=({0: torch.export.Dim.AUTO},),
+            path=path,
+            targets="host",
+        )
+    with pytest.raises(OptionError, match="metadata has what JSON cannot have"):
+        lampwork.export(lambda x: x + 1, (X,), path=path, targets="host", metadata={"a": "\ud800"})
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["m.lamp"]
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x + self.w, self.w.data
+
+
+def test_data_of_a_weight_is_returned(tmp_path):
+    total, weight = loaded(Weighted(), X, path=tmp_path)(X)
+    assert torch.equal(total, X + 1) and torch.equal(weight, torch.ones(3))
