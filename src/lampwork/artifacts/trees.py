@@ -31,11 +31,13 @@ DEEPEST = 64
 @record
 class Leaf:
     """A tensor, by its number among the inputs, or among the outputs, of an entry. Of inputs, what was asked of them
-    beside their form: `fields` are attributes, and `absent` those that it may not have of its own."""
+    beside their form: `fields` are attributes, `absent` those that it may not have of its own, and `kind` is the name
+    of its class, "" where nobody asked."""
 
     number: int
     fields: tuple[tuple[str, Tree], ...] = ()
     absent: tuple[str, ...] = ()
+    kind: str = ""
 
 
 @record
@@ -309,6 +311,8 @@ def _asked(tree: Leaf | Made, each: Callable[[Tree], Any]) -> dict[str, Any]:
         found["fields"] = [[name, each(item)] for name, item in tree.fields]
     if tree.absent:
         found["absent"] = list(tree.absent)
+    if isinstance(tree, Leaf) and tree.kind:
+        found["kind"] = tree.kind
     return found
 
 
@@ -327,7 +331,8 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
     fields = _fields(place, each) if kind in (leaf, "object") else ()
     absent = tuple(item.text() for item in place["absent"]) if "absent" in found else ()
     if kind == leaf:
-        return Leaf(inner.number(below=count), fields, absent)
+        asked = place["kind"].text() if "kind" in found else ""
+        return Leaf(inner.number(below=count), fields, absent, asked)
     match kind:
         case "unused":
             return Unused()
@@ -444,6 +449,8 @@ class Reading:
         match tree:
             case Leaf():
                 self._tensor(tree.number, value, where)
+                if tree.kind and type(value).__name__ != tree.kind:
+                    raise self.wrong(where, f"a {tree.kind}, as it was exported with", type(value).__name__)
                 self._asked(tree, value, where)
             case Constant():
                 if not is_equal(tree.value, value):

@@ -174,12 +174,14 @@ class Arguments:
             return Unused()
         number = self.inputs.get(source)
         fields, absent = self._fields(source, value, where)
+        asks_class = any(guard.kind == "type" for guard in self.asked.get(source, ()))
         self._take(source, "type")
         if number is None:
             return Made(type(value).__name__, "object", fields, absent)
+        kind = type(value).__name__ if asks_class else ""
         self._take(source, "tensor")
         self._take_pairs(source)
-        return Leaf(number, fields, absent)
+        return Leaf(number, fields, absent, kind)
 
     def _take_pairs(self, source: Source) -> None:
         """Inputs of one number are checked to be one tensor. That those which are written lie apart from others is

@@ -40,7 +40,7 @@ from lampwork.errors import ArtifactError, CaptureError, ExportError, OptionErro
 from lampwork.exports import results
 from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
-from lampwork.exports.naming import input_names, unique
+from lampwork.exports.naming import input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.exports.stored import check_stores
 from lampwork.exports.torch_program import Nesting, flat_program, program_of
@@ -386,7 +386,7 @@ def _capture(name: str, call: Call) -> _Captured:
         relations(region, sizes, call.args, call.kwargs),
         call,
         function.config,
-        unique(named, call.kwargs) if call.nesting is None else call.nesting.names,
+        keyword_names(len(call.args), original) if call.nesting is None else call.nesting.names,
         isinstance(owner, nn.Module) and owner.training,
         notes=list(notes),
     )

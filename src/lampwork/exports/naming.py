@@ -59,6 +59,19 @@ def source_names(sources: Iterable[Source], original: Callable[..., Any]) -> tup
     return tuple(identifier(_source_name(source, parameters), "input") for source in sources)
 
 
+def keyword_names(count: int, original: Callable[..., Any]) -> tuple[str, ...]:
+    """Under which name each of the first arguments may be passed too; no name that Python takes, if under none."""
+    parameters = _parameters(original)
+    if not parameters:
+        return source_names([Arg(number) for number in range(count)], original)
+    named = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    first = sum(each.kind is inspect.Parameter.POSITIONAL_ONLY for each in parameters)
+    return tuple(
+        named[number - first] if 0 <= number - first < len(named) else f"argument {number}"
+        for number in range(count)
+    )
+
+
 def _parameters(original: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     """Of positional arguments, as a call passes them; () where that is not known."""
     called: Any = original.forward if isinstance(original, nn.Module) else original

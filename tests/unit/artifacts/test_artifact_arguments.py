@@ -72,6 +72,9 @@ PAIRS = [
     (lambda x, t: x * 2 if t.is_leaf else x, T, (T.clone().requires_grad_() * 1)),
     (lambda x, t: x * 2 if t.grad is None else x, T, None),
     (lambda x, t: x * 2 if hasattr(t, "label") else x * 3, T, None),
+    (lambda x, t: x * 2 if t.requires_grad else x * 3, T, T.clone().requires_grad_()),
+    (lambda x, t: x * 2 if isinstance(t, nn.Parameter) else x * 3, T, nn.Parameter(T.clone())),
+    (lambda x, t: x + t if type(t) is nn.Parameter else x - t, T, nn.Parameter(T.clone())),
     (lambda x, h: x * h.a, Holder(a=3), Holder(a=4)),
     (lambda x, h: x * 2 if isinstance(h, Other) else x * 3, Holder(), Other()),
     (lambda x, h: x * getattr(h, "a", 3), Holder(), Holder(a=4)),
@@ -251,3 +254,25 @@ class Weighted(nn.Module):
 def test_data_of_a_weight_is_returned(tmp_path):
     total, weight = loaded(Weighted(), X, path=tmp_path)(X)
     assert torch.equal(total, X + 1) and torch.equal(weight, torch.ones(3))
+
+
+def test_names_of_arguments_are_those_of_the_function(tmp_path):
+    def function(x, /, y, *others):
+        return x + y + others[0]
+
+    model = loaded(function, X, T, T, path=tmp_path)
+    torch.testing.assert_close(model(X, T, T), X + 2)
+    for wrong in ({"x": X}, {"others_0": T}):
+        with pytest.raises(ArtifactCallError, match=f"came {next(iter(wrong))}="):
+            model(*[T, T, T][: 3 - len(wrong)], **wrong)
+    torch.testing.assert_close(loaded(lambda x, y: x + y, X, T, path=tmp_path)(y=T, x=X), X + 1)
+
+
+def test_weights_that_were_loaded_in_inference_mode_may_change(tmp_path):
+    lampwork.export(Taking(), ({"a": X},), {"k": 1}, path=tmp_path / "m.lamp", targets="host")
+    with torch.inference_mode():
+        model = lampwork.load(tmp_path / "m.lamp", trust=True)
+    model({"a": X}, k=1)
+    assert torch.equal(model.n, X)
+    model.load_state_dict({"n": torch.ones(3)})
+    assert torch.equal(model({"a": X}, k=1)["o"], X + 1)
