@@ -106,6 +106,10 @@ PyObject* run_program(PyObject* self, PyObject* inputs, PyObject* scalars, bool 
     PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), i);
     if (!THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "input %zd is not a tensor", i);
     tensors.push_back(THPVariable_Unpack(item));
+    // Wrappers of transforms, nested and sparse tensors: kernels would read at no address.
+    if (!tensors.back().has_storage()) {
+      return PyErr_Format(PyExc_TypeError, "input %zd is a tensor without memory of its own", i);
+    }
   }
   c10::SmallVector<const at::Tensor*, 8> pointers;
   for (const at::Tensor& tensor : tensors) pointers.push_back(&tensor);

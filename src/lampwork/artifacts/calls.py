@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from lampwork import pristine
-from lampwork.artifacts.manifest import Entry, Symbol, Tensed, short
+from lampwork.artifacts.manifest import Entry, Symbol, Tensed, overlaps, short
 from lampwork.artifacts.programs import Runner
 from lampwork.artifacts.trees import Reading, rebuilt
 from lampwork.errors import ArtifactCallError
@@ -18,6 +19,29 @@ from lampwork.loops.ir.symbols import evaluate
 from lampwork.records import record
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+_keys = torch._C._dispatch_keys
+
+
+def _foreign() -> int:
+    """The dispatch keys that no dense tensor with memory on the CPU has."""
+    of = torch._C.DispatchKey
+    own = (of.CPU, of.ADInplaceOrView, of.AutogradCPU, of.AutocastCPU, of.Conjugate, of.Negative)
+    found = 0
+    for key in own:
+        found |= torch._C.DispatchKeySet(key).raw_repr()
+    return ~found
+
+
+_TRANSFORMS = (
+    torch._C.DispatchKey.FuncTorchBatched,
+    torch._C.DispatchKey.FuncTorchGradWrapper,
+    torch._C.DispatchKey.Functionalize,
+)
+
+_FOREIGN = _foreign()
+"""A tensor is what its keys say: wrappers of torch.func, nested and lazy tensors have the type of plain ones, and
+programs would read their memory, which is not there."""
 
 
 @record
@@ -53,11 +77,13 @@ class LoadedEntry:
     _others: tuple[LoadedEntry, ...] = ()
     _inputs: tuple[_Input, ...] = field(init=False)
     _written: frozenset[int] = field(init=False)
+    _output_of: dict[int, int] = field(init=False)
     _apart: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], "list[int]"])
 
     def __post_init__(self) -> None:
         self._inputs = tuple(map(_Input.of, self.spec.inputs))
         self._written = frozenset(place for place, _ in self.spec.writes if place < len(self.spec.inputs))
+        self._output_of = dict(self.spec.writes)
         for other in self._others:
             for number, known in enumerate(other._inputs):
                 for dim, size in known.fixed:
@@ -66,8 +92,9 @@ class LoadedEntry:
     def __repr__(self) -> str:
         return f"<entry {self.name}({', '.join(each.name for each in self.spec.inputs)})>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the exported function gives for these arguments. Tensors that are returned require no grad.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What the exported function gives for these arguments, as under `torch.no_grad()`: tensors that are returned
+        require no grad, but for those that were passed.
 
         Raises:
             ArtifactCallError: it was not exported for such arguments.
@@ -84,7 +111,7 @@ class LoadedEntry:
         values = self._values(tensors)
         given = [self._laid_out(n, tensor, values) for n, tensor in enumerate(tensors)]
         if self._written:
-            self._check_apart(tensors)
+            self._check_written(tensors)
         if pristine.is_autocast_enabled("cpu"):
             with pristine.autocast("cpu", enabled=False), pristine.no_grad():
                 outputs = self._run(given, values)
@@ -95,7 +122,30 @@ class LoadedEntry:
             if given[number] is not tensors[number]:
                 with pristine.no_grad():
                     tensors[number].copy_(given[number])
-        return rebuilt(self.spec.result, outputs, lambda index: evaluate(index, values), reading.kept)
+        results = self._results(outputs, given, tensors)
+        return rebuilt(self.spec.result, results, lambda index: evaluate(index, values), reading.kept)
+
+    def _results(
+        self, outputs: Sequence[Tensor], given: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """The outputs as a caller finds them: an input that is returned is what was passed, and views of what is
+        written to are views of that."""
+        found = list(outputs)
+        bound = self._run.bound
+        for output, place in self.spec.views:
+            base = tensors[place] if place < len(tensors) else bound[place - len(tensors)]
+            written = outputs[self._output_of[place]]
+            if base.stride() == written.stride() and not (base.is_conj() or base.is_neg()):
+                found[output] = _view_like(base, written, found[output])
+        for output, tensor in enumerate(found):
+            for number, one in enumerate(given):
+                if tensor is one:
+                    found[output] = tensors[number]
+                    break
+            else:
+                if tensor.requires_grad and all(tensor is not weight for weight in bound):
+                    found[output] = tensor.detach()
+        return found
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
@@ -104,6 +154,22 @@ class LoadedEntry:
             f"{self.name}: {where}: expected {expected}, came {came}",
             fix=fix or "call it as it was exported, or export it for such calls too",
         )
+
+    def _foreign(self, name: str, tensor: Tensor) -> ArtifactCallError:
+        """Why a tensor is refused that is not a dense one on the CPU."""
+        expected = "a dense tensor on the CPU"
+        keys = _keys(tensor)
+        if any(keys.has(key) for key in _TRANSFORMS):
+            return self._wrong(
+                name,
+                expected,
+                "one of a transform of torch.func",
+                "call it outside: programs are no operators that vmap, grad, jvp and functionalize see into",
+            )
+        if tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor():
+            kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else "a lazy zero"
+            return self._wrong(name, expected, f"{kind} tensor")
+        return self._wrong(name, expected, f"one on {tensor.device} ({tensor.layout})")
 
     def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
         spec = self.spec
@@ -154,16 +220,21 @@ class LoadedEntry:
             expected = known.tensed
             if type(tensor) not in _PLAIN:
                 raise self._wrong(expected.name, "a plain tensor", f"a {type(tensor).__name__}")
+            if _keys(tensor).raw_repr() & _FOREIGN:
+                raise self._foreign(expected.name, tensor)
+            if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise self._wrong(
+                    expected.name,
+                    "a tensor without a tangent",
+                    "a dual tensor",
+                    "pass what unpack_dual gives",
+                )
             if tensor.dtype != expected.dtype:
                 raise self._wrong(
                     expected.name,
                     short(expected.dtype),
                     short(tensor.dtype),
                     f"pass {expected.name}.to(torch.{short(expected.dtype)})",
-                )
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-                raise self._wrong(
-                    expected.name, "a dense tensor on the CPU", f"one on {tensor.device} ({tensor.layout})"
                 )
             if tensor.dim() != len(expected.shape):
                 raise self._wrong(
@@ -235,22 +306,59 @@ class LoadedEntry:
             for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True)
         ):
             return tensor.detach().as_strided(tensor.shape, strides)
+        if overlaps(tensor.shape, strides):
+            raise self._wrong(
+                known.tensed.name,
+                f"the strides {tuple(strides)}, where elements are in one another's place",
+                str(tensor.stride()),
+                "export it again, with an example that is contiguous()",
+            )
         copy = pristine.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
         with pristine.no_grad():
             return copy.copy_(tensor)
 
-    def _check_apart(self, tensors: Sequence[Tensor]) -> None:
-        """No other input lies in the memory of one that is written to."""
+    def _check_written(self, tensors: Sequence[Tensor]) -> None:
+        """Inputs that are written to can be, and no other input lies in their memory."""
         for number in self._written:
-            memory = tensors[number].untyped_storage().data_ptr()
-            for other, tensor in enumerate(tensors):
-                if other != number and tensor.untyped_storage().data_ptr() == memory:
+            tensor, name = tensors[number], self.spec.inputs[number].name
+            if tensor.requires_grad and pristine.is_grad_enabled():
+                raise self._wrong(
+                    name,
+                    "a tensor that requires no grad, as it is written to",
+                    "one that does",
+                    "pass a clone, or call it under torch.no_grad()",
+                )
+            if tensor.is_inference() and not pristine.is_inference_mode_enabled():
+                raise self._wrong(
+                    name,
+                    "a tensor that can be written to",
+                    "one of torch.inference_mode()",
+                    "pass a clone, or call it under torch.inference_mode()",
+                )
+            if overlaps(tensor.shape, tensor.stride()):
+                raise self._wrong(
+                    name,
+                    "elements in places of their own, as it is written to",
+                    f"strides {tensor.stride()} for the shape {tuple(tensor.shape)}",
+                    "pass a clone",
+                )
+            memory = tensor.untyped_storage().data_ptr()
+            for other, another in enumerate(tensors):
+                if other != number and memory and another.untyped_storage().data_ptr() == memory:
                     raise self._wrong(
-                        self.spec.inputs[number].name,
+                        name,
                         "memory of its own, as it is written to",
                         f"the memory of {self.spec.inputs[other].name}",
                         "pass a clone",
                     )
+
+
+def _view_like(base: Tensor, written: Tensor, view: Tensor) -> Tensor:
+    """What `view` is of `written`, of `base`, which lies in memory as that does. One that is none stays what it is."""
+    if view.dtype != base.dtype or view.untyped_storage().data_ptr() != written.untyped_storage().data_ptr():
+        return view
+    offset = base.storage_offset() + view.storage_offset() - written.storage_offset()
+    return base.detach().as_strided(view.shape, view.stride(), offset)
 
 
 def range_text(symbol: Symbol, others: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from lampwork import logs, pristine
@@ -50,6 +51,10 @@ def load(
     """
     if type(cast(object, trust)) is not bool:
         raise OptionError(f"trust is {trust!r}, expected True or False", fix="pass keys as key=")
+    if not isinstance(cast(object, path), (str, os.PathLike)):
+        raise OptionError(
+            f"path is a {type(path).__name__}, expected the path of a .lamp file", fix="load('model.lamp')"
+        )
     container = open_container(path)
     signer = ""
     if key is not None:
@@ -165,6 +170,12 @@ def _others(given: Any, manifest: Manifest) -> dict[str, Tensor]:
         ArtifactWeightsError: one is missing, unknown, or of another shape or dtype.
     """
     where, tensors = _read(given)
+    for name in tensors:
+        if not isinstance(cast(object, name), str):
+            raise ArtifactWeightsError(
+                f"{where} has a key of type {type(name).__name__}, expected the names of weights",
+                fix="weights=model.state_dict()",
+            )
     known = {weight.name: weight for weight in manifest.weights if weight.kind != "constant"}
     unknown = [name for name in tensors if name not in known]
     missing = {
@@ -188,6 +199,10 @@ def _others(given: Any, manifest: Manifest) -> dict[str, Tensor]:
         if not isinstance(cast(object, tensor), Tensor):
             raise ArtifactWeightsError(
                 f"{where} has a {type(tensor).__name__} for {name}, expected a tensor", fix="pass tensors"
+            )
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+            raise ArtifactWeightsError(
+                f"{name} in {where} is no dense tensor ({tensor.layout})", fix="pass its to_dense()"
             )
         came = (tensor.dtype, tuple(tensor.shape), tensor.device.type)
         if came != (weight.dtype, weight.shape, "cpu"):

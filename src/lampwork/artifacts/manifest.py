@@ -35,6 +35,10 @@ VERSION = 1
 MANIFEST = "manifest"
 """The key of the manifest in the metadata of the file."""
 
+_MOST_SPREAD = 64
+_SMALL = 1 << 16
+"""How many times as much memory as it has elements a weight may have, and how many elements it may have anyhow."""
+
 WeightKind = Literal["parameter", "buffer", "constant"]
 
 
@@ -89,6 +93,7 @@ class Entry:
         outputs: of the program; those that are written come last.
         result: what a call returns.
         writes: (number among the inputs and then the weights, output): the program writes it back itself.
+        views: (output, number as in `writes`): calls return it as a view of what is written there.
         graph: the section of the graph that its programs are compiled from.
         training: whether the model was in training mode.
         otherwise: other entries, for sizes that are 1, of which the first that fits serves a call that this one does
@@ -110,6 +115,7 @@ class Entry:
     training: bool = False
     otherwise: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
 
 
 @record
@@ -228,6 +234,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "outputs": [_tensed_to_json(each) for each in entry.outputs],
         "result": tree_to_json(entry.result, "output"),
         "writes": [list(pair) for pair in entry.writes],
+        "views": [list(pair) for pair in entry.views],
         "graph": entry.graph,
         "training": entry.training,
         "otherwise": list(entry.otherwise),
@@ -340,8 +347,8 @@ def _weight(place: Place, container: Container) -> Weight:
     shape, strides = (tuple(each.number() for each in place[key]) for key in ("shape", "strides"))
     if (dtype, shape) != (span.dtype, span.shape) or dtype not in DTYPES.values():
         raise place.wrong(f"{short(span.dtype)} of shape {list(span.shape)}, which {tensor[:80]} is")
-    if len(strides) != len(shape) or extent(shape, strides) > max(1, math.prod(shape)):
-        raise place["strides"].wrong("strides within its elements")
+    if len(strides) != len(shape) or not is_layout(shape, strides):
+        raise place["strides"].wrong("strides that give its elements places near to one another")
     return Weight(
         name,
         tensor,
@@ -356,6 +363,27 @@ def _weight(place: Place, container: Container) -> Weight:
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     """How many elements the memory of a tensor has."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements are in one place, or may be, as far as sizes from the innermost outwards tell."""
+    if not all(shape):
+        return False
+    reached = 0
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
+        if stride <= reached:
+            return True
+        reached += (size - 1) * stride
+    return False
+
+
+def is_layout(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a weight may lie so in memory: elements are in one place only along dimensions of stride 0, and holes
+    between them are not what most of its memory would be."""
+    kept = [(n, s) for n, s in zip(shape, strides, strict=True) if s]
+    return not overlaps([n for n, _ in kept], [s for _, s in kept]) and extent(shape, strides) <= max(
+        _SMALL, _MOST_SPREAD * math.prod(shape)
+    )
 
 
 def _check_names(place: Place, names: Sequence[str]) -> None:
@@ -423,6 +451,9 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
         _flag(place["training"]),
         tuple(each.text() for each in place["otherwise"]),
         tuple(each.text() for each in place["notes"]),
+        tuple(_view(each, writes, len(outputs)) for each in place["views"])
+        if place["views"].is_there
+        else (),
     )
 
 
@@ -474,6 +505,14 @@ def _write(place: Place, tensors: int, outputs: int) -> tuple[int, int]:
     if len(items) != 2:
         raise place.wrong("two numbers")
     return items[0].number(below=tensors), items[1].number(below=outputs)
+
+
+def _view(place: Place, writes: Sequence[tuple[int, int]], outputs: int) -> tuple[int, int]:
+    items = list(place)
+    written = dict(writes)
+    if len(items) != 2 or items[1].number() not in written:
+        raise place.wrong("an output, and what is written")
+    return items[0].number(below=outputs), items[1].number()
 
 
 def _code(place: Place, entries: Mapping[str, Any], sections: Mapping[str, Section]) -> Code:

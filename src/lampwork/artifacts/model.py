@@ -14,19 +14,83 @@ from lampwork.artifacts.manifest import Manifest, Weight, short
 from lampwork.errors import ArtifactWeightsError, warn
 
 
+def _fixed(name: str, known: Any) -> ArtifactWeightsError:
+    if known is None:
+        return ArtifactWeightsError(
+            f"a loaded artifact has the weights and modules of its file: {name} cannot be added, as its programs would "
+            "not use it",
+            fix="change the model, then export it again; or put the loaded one into a module of yours",
+        )
+    return ArtifactWeightsError(
+        f"{name} of a loaded artifact cannot be another one, or be taken away: its programs read this one",
+        fix="copy into weights, under torch.no_grad(): weight.copy_(value), or load_state_dict; or "
+        "load(path, weights=...)",
+    )
+
+
+class _Table(dict[str, Any]):
+    """Weights or modules by name, which stay the same: whatever reaches past a module's own methods for them
+    (`functional_call`, parametrizations, `register_buffer`) is refused too."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        known = self.get(name)
+        if value is not known or name not in self:
+            raise _fixed(name, known)
+
+    def __delitem__(self, name: str) -> None:
+        raise _fixed(name, self[name])
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for name, value in dict[str, Any](*args, **kwargs).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.update(other)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if name in self or not default:
+            del self[name]
+        return default[0]
+
+    def popitem(self) -> Any:
+        for name in self:
+            del self[name]
+        raise KeyError("there is none")
+
+    def clear(self) -> None:
+        for name in self:
+            del self[name]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies of modules are modules like others, which no programs read.
+        return dict, (dict(self),)
+
+
 class _Holder(nn.Module):
     """A module that has weights, and modules that have some. Programs are bound to the tensors, so what is in them may
-    change, and they may not be exchanged."""
+    change, and they may not be exchanged: once it is built, its tables of them do not change."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = self.__dict__.get("_parameters", {}).get(name)
-        known = self.__dict__.get("_buffers", {}).get(name) if known is None else known
-        if known is not None and value is not known:
-            raise ArtifactWeightsError(
-                f"the weight {name} of a loaded artifact cannot be another tensor: its programs read this one",
-                fix="copy into it, under torch.no_grad(): weight.copy_(value); or load_state_dict(..., assign=False)",
-            )
+        for table in ("_parameters", "_buffers", "_modules"):
+            if (known := self.__dict__.get(table, {}).get(name)) is not None and value is not known:
+                raise _fixed(name, known)
         super().__setattr__(name, value)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        if assign:
+            raise ArtifactWeightsError(
+                "the weights of a loaded artifact cannot be other tensors: its programs read the ones that are there",
+                fix="load_state_dict(..., assign=False), which copies into them",
+            )
+        return super().load_state_dict(state_dict, strict)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`to`, `half`, `cuda` and their like: weights stay what they are, so only what changes nothing is done."""
@@ -79,6 +143,9 @@ class LoadedModel(_Holder):
         for weight in manifest.weights:
             if weight.kind != "constant":
                 _place(self, weight, tensors[weight.name])
+        for module in self.modules():
+            for table in ("_parameters", "_buffers", "_modules"):
+                module.__dict__[table] = _Table(module.__dict__[table])
         self.training = any(entry.training for entry in manifest.entries.values())
         for module in self.modules():
             module.training = self.training
@@ -87,7 +154,7 @@ class LoadedModel(_Holder):
         """What it can be called for."""
         self.__dict__.update(entries=MappingProxyType(dict(entries)), _main=entries[main])
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """See LoadedEntry."""
         return self.__dict__["_main"](*args, **kwargs)
 

@@ -44,12 +44,14 @@ from lampwork.exports.naming import input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.exports.stored import check_stores
 from lampwork.exports.torch_program import Nesting, flat_program, program_of
+from lampwork.exports.weights import Weights
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Condition, Scope, SymbolicInt
+from lampwork.graph.symbols import Condition, Scope, SymbolicInt, hint_of
 from lampwork.loops.ir.polynomial import Index, as_index
 from lampwork.loops.ir.symbols import replace_symbols
 from lampwork.records import record
+from lampwork.rewriting.apply.aliasing import storage_root
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
 
@@ -251,8 +253,9 @@ def export_artifact(
     for name, call in calls.items():
         captured[name] = whole = _capture(name, call)
         captured.update(_apart(name, whole))
-    weights = _Weights(root)
-    bound = {name: weights.numbers(each) for name, each in captured.items()}
+    weights = Weights.of_model(root)
+    bound = {name: weights.numbers(each.piece) for name, each in captured.items()}
+    weights.check_apart()
     sections: dict[str, bytes] = {}
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
@@ -326,7 +329,12 @@ def _targets(given: Any) -> tuple[str, ...]:
         host = facts("host")
         below = (each for each in _LEVELS if ranks[each] > ranks[host.name])
         return (host.name, *(each for each in below if TARGETS[each].machine == host.machine))
-    names = (given,) if isinstance(given, str) else tuple(given)
+    if not isinstance(given, (str, tuple, list)):
+        raise OptionError(
+            f"targets is a {type(given).__name__}, expected names of targets",
+            fix="targets=['x86-64-v3', 'aarch64']",
+        )
+    names = (given,) if isinstance(given, str) else tuple(cast("Sequence[Any]", given))
     if not names:
         raise OptionError("targets names none", fix="leave it out for this machine's")
     return tuple(sorted({facts(name).name for name in names}, key=ranks.__getitem__))
@@ -361,6 +369,12 @@ def _capture(name: str, call: Call) -> _Captured:
     sizes = call.dynamic_shapes
     if not (isinstance(sizes, tuple) and all(isinstance(each, Open) for each in cast("tuple[Any]", sizes))):
         sizes = open_sizes(sizes, named, call.args, call.kwargs)
+    if "self" in call.kwargs:
+        raise ExportError(
+            f"{name} takes self=, which a call of the loaded module cannot pass by name",
+            fix="give the parameter another name",
+        )
+    call, sizes = _contiguous(call, sizes)
     try:
         with pristine.no_grad(), opened(sizes):
             region = captured_whole(function, call.args, call.kwargs)
@@ -390,6 +404,32 @@ def _capture(name: str, call: Call) -> _Captured:
         isinstance(owner, nn.Module) and owner.training,
         notes=list(notes),
     )
+
+
+def _contiguous(call: Call, sizes: tuple[Open, ...]) -> tuple[Call, tuple[Open, ...]]:
+    """The call with copies of tensors whose elements lie in one another's place (`expand`): what calls pass is laid out
+    as the example is, and no other tensor can be laid out so."""
+    made: dict[int, Tensor] = {}
+
+    def note(value: Any) -> None:
+        if (
+            type(value) is Tensor
+            and value.layout == torch.strided
+            and m.overlaps(value.shape, value.stride())
+        ):
+            made[id(value)] = value.detach().contiguous().requires_grad_(value.requires_grad)
+        elif isinstance(value, (list, tuple)):
+            for each in cast("Sequence[Any]", value):
+                note(each)
+        elif isinstance(value, Mapping):
+            for each in cast("Mapping[Any, Any]", value).values():
+                note(each)
+
+    note((call.args, call.kwargs))
+    if not made:
+        return call, sizes
+    sizes = tuple(replace(each, tensor=made.get(id(each.tensor), each.tensor)) for each in sizes)
+    return replace(call, args=_with(call.args, made), kwargs=_with(call.kwargs, made)), sizes
 
 
 def _apart(name: str, whole: _Captured) -> dict[str, _Captured]:
@@ -493,69 +533,6 @@ def _passed(region: Region, graph: fx.Graph, call: Call) -> dict[Source, TensorS
     return found
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
-class _Weights:
-    """The weights of a model under the names of its state dict, then what its entries read besides."""
-
-    def __init__(self, root: nn.Module | None) -> None:
-        self.found: list[m.Weight] = []
-        self.tensors: dict[str, Tensor] = {}
-        self._by_id: dict[int, int] = {}
-        self._by_memory: dict[Any, str] = {}
-        if root is None:
-            return
-        saved = frozenset(root.state_dict(keep_vars=True))
-        for kind, named in (
-            ("parameter", root.named_parameters(remove_duplicate=False)),
-            ("buffer", root.named_buffers(remove_duplicate=False)),
-        ):
-            for name, tensor in named:
-                self._add(name, tensor, cast(m.WeightKind, kind), name in saved)
-
-    def numbers(self, captured: _Captured) -> tuple[int, ...]:
-        """The number of each weight of a piece."""
-        found: list[int] = []
-        for name, tensor in zip(captured.piece.weights, captured.piece.tensors, strict=True):
-            number = self._by_id.get(id(tensor))
-            if number is None:
-                number = self._add(self._free(name), tensor, "constant", False)
-            found.append(number)
-        return tuple(found)
-
-    def _free(self, name: str) -> str:
-        """A name that is no other's, and neither on the way to another nor behind one."""
-        known = {weight.name for weight in self.found}
-        inner = {each[:end] for each in known for end in range(len(each)) if each[end] == "."}
-        made, number = name, 1
-        while made in known or made in inner or any(made.startswith(f"{each}.") for each in known):
-            made, number = f"{name.replace('.', '_')}_{number}", number + 1
-        return made
-
-    def _add(self, name: str, tensor: Tensor, kind: m.WeightKind, persistent: bool) -> int:
-        self._check(name, tensor)
-        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
-        held = self._by_memory.setdefault(memory, name) if tensor.numel() else name
-        if held == name:
-            self.tensors[name] = tensor
-        number = len(self.found)
-        self.found.append(
-            m.Weight(name, held, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), kind, persistent)
-        )
-        self._by_id.setdefault(id(tensor), number)
-        return number
-
-    def _check(self, name: str, tensor: Tensor) -> None:
-        if not m.is_weight_name(name):
-            raise ExportError(f"no file can have a weight of the name {name!r}", fix="rename it")
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
-            raise ExportError(
-                f"{name} is on {tensor.device} ({tensor.layout}); artifacts are of models on the CPU, of dense tensors",
-                fix="model.cpu() before the export",
-            )
-
-
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
@@ -613,6 +590,13 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         result = call.nesting.result(result.items)
     symbols, conditions = _symbols(captured)
     placeholders = piece.placeholders[: len(piece.inputs)]
+    for name, node in zip(piece.inputs, placeholders, strict=True):
+        spec = cast(TensorSpec, node.meta["val"])
+        if m.overlaps(tuple(map(hint_of, spec.shape)), tuple(map(hint_of, spec.strides))):
+            raise ExportError(
+                f"{name} has elements in one another's place, and calls pass tensors that lie so",
+                fix="pass its contiguous()",
+            )
     return m.Entry(
         tuple(
             _tensed(name, node, captured.strides)
@@ -636,8 +620,22 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         (
             *captured.notes,
             *(note for note in piece.notes if not note.startswith("the result is tensors by name")),
+            *_copies(piece),
         ),
+        piece.views,
     )
+
+
+def _copies(piece: Piece) -> list[str]:
+    """Results that are views of what is given, in eager, and that programs compute: other dtypes of the same bytes."""
+    names = (*piece.inputs, *piece.weights)
+    given = dict(zip(piece.placeholders, names, strict=True))
+    found: list[str] = []
+    for name, node in zip(piece.outputs, piece.results, strict=True):
+        root = storage_root(node)
+        if root in given and root.meta["val"].dtype != node.meta["val"].dtype:
+            found.append(f"{name} is a copy, where eager returns a view of {given[root]}")
+    return found
 
 
 def _tensed(name: str, node: fx.Node, known: Mapping[str, Index]) -> m.Tensed:

@@ -52,6 +52,7 @@ class Piece:
         kinds: the classes of modules, by path.
         trained: it was captured with gradients.
         notes: what a user has to know of it.
+        views: (output, placeholder): the output is a view of a placeholder that is written to.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Piece:
     whole: Any = None
     trained: bool = False
     notes: tuple[str, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -195,6 +197,12 @@ def piece_of_graph(
     written = tuple(f"{(*names, *weights.names)[place]}.new" for place, _ in writes)
     outputs = unique((*found.names, *written))
     nodes = _after_writes(copy, found.nodes, now)
+    all_given = [node for node in copy.nodes if node.op == "placeholder"]
+    views = tuple(
+        (number, all_given.index(storage_root(node)))
+        for number, node in enumerate(found.nodes)
+        if node.op != "placeholder" and storage_root(node) in now
+    )
     copy.output_node().args = ((*nodes, *(results[number] for _, number in writes)),)
     sizes, hints = _symbols(copy, region, len(sources))
     tree, notes = _tree(found, outputs, len(written), hints)
@@ -217,6 +225,7 @@ def piece_of_graph(
         found.tree,
         region.state.grad_enabled,
         (*_notes(region, original), *notes),
+        views,
     )
     whole = _cut(whole, region, module) if module else whole
     return replace(whole, notes=(*whole.notes, *_closed(whole, region, original)))

@@ -103,7 +103,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = Non
 
 # Operators that refuse zeros (a singular matrix, no probability at all) where shapes are fine: after a refusal their
 # meta kernels are asked, which look at shapes only. They run as calls of ATen, which check all there is to check.
-_MINDS_VALUES = frozenset(
+MINDS_VALUES = frozenset(
     name
     for line in (
         "_assert_async cholesky cholesky_inverse cholesky_solve inverse linalg_cholesky linalg_inv linalg_inv_ex",
@@ -141,7 +141,7 @@ def infer_by_torch(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
             if op._opname in _MINDS_STORAGE:
                 raise UnsupportedOpError(f"the shape of {op} is not known: {error}") from error
-            if op._opname not in _MINDS_VALUES:
+            if op._opname not in MINDS_VALUES:
                 raise ShapeError(f"{op}: {error}") from error
     elif small and op.namespace == "aten" and all(spec.device.type in _LIKE_CPU for spec in tensors):
         return _as_on_cpu(op, args, kwargs, _named(kwargs) or _common(tensors))
