@@ -40,6 +40,12 @@ def main(url: str, inputs: str, clients: str = "4", seconds: str = "10") -> None
     failures: list[str] = []
 
     def call() -> None:
+        try:
+            send()
+        except OSError as error:
+            failures.append(str(error))
+
+    def send() -> None:
         connection = http.client.HTTPConnection(address.hostname or "", address.port)
         headers = {"Content-Type": "application/octet-stream", "X-Shapes": shapes}
         while time.perf_counter() < end:

@@ -59,17 +59,17 @@ _using = new_lock()
 
 
 class _NoneOpen:
-    """What forks take: nobody is in SQLite, and no connection is open, so a child has none of its parent's."""
+    """What forks take when nobody is in SQLite: no connection is open, so a child has none of its parent's."""
 
     def acquire(self) -> None:
-        _using.acquire()
         for database in list(_databases):
             database.close()
 
     def release(self) -> None:
-        _using.release()
+        pass
 
 
+hold_across_forks(_using)
 hold_across_forks(_NoneOpen())
 
 

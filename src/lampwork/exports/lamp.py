@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
@@ -54,6 +53,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
+from lampwork.standard import itertools
 
 _MOST_APART = 16
 """How many programs are made for sizes that are apart, at most."""
@@ -260,6 +260,7 @@ def export_artifact(
     targets = tuple(_compile(name, captured, sections, wanted) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
+        _check_floats(name, each)
         if m.is_entry_name(name):
             call = each.call
             check_open(each.conditions, each.region, each.sizes, call.args, call.kwargs, each.served)
@@ -496,9 +497,15 @@ def _check_symbols(name: str, region: Region) -> None:
                 f"{name} has a number that differs between calls and is no size of an argument: {symbol}",
                 fix="pass it as a tensor",
             )
-    if region.derived:
+
+
+def _check_floats(name: str, captured: _Captured) -> None:
+    """After compiling, which is what reads floats that Python computes of open sizes."""
+    scope = scope_of(captured.piece.graph)
+    if scope is not None and scope.derived:
+        numbers = ", ".join(map(repr, scope.derived.values()))
         raise ExportError(
-            f"{name} computes a float of sizes in Python: {', '.join(map(repr, region.derived.values()))}",
+            f"{name} reads a float that Python computes of open sizes, which no file can have: {numbers}",
             fix="compute it with tensors, or leave the size fixed",
         )
 
@@ -557,6 +564,7 @@ def _compile(
         closed = needed - {symbol.name for symbol in each.region.symbols}
         if closed:
             _check_symbols(entry, each.region)
+            _check_floats(entry, each)
             raise ExportError(
                 f"{entry} computes with numbers that its inputs do not give: {', '.join(sorted(closed))}",
                 fix="leave the sizes fixed that they come from",

@@ -18,6 +18,7 @@ from lampwork import counters, pristine
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import Inside, Observer
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
+from lampwork.capture.model.region import GlobalState
 from lampwork.errors import (
     BackendCompileError,
     BackendError,
@@ -129,7 +130,8 @@ def compile_graph(
     if options.observer.looks:
         return _made(backend, traits, graph, options, bound)
     scope = scope_of(graph)
-    what = (structural_hash(graph), options.config, options.mutations, scope and scope.state)
+    state = (scope and scope.state, GlobalState.now())
+    what = (structural_hash(graph), options.config, options.mutations, state)
     before = settings(backend)
     slot = _cache.slot((identity(backend, before), what))
     with slot.lock:
@@ -168,6 +170,15 @@ def _made(
     found = kept.restored(kept.store.get(kept.key))
     if found is not None:
         return Made(*found)
+    if options.waits:
+        # In this thread: with others, the runtime looks closer at what may write to weights, which takes longer.
+        with kept.store.making(kept.key) as content:
+            found = kept.restored(content)
+            if found is not None:
+                return Made(*found)
+            made = _compile(backend, traits, graph, options, bound)
+            kept.keep(made.compiled, made.demands)
+            return made
     saver = Saver(kept)
     try:
         found = kept.restored(saver.begin())

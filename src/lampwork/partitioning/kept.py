@@ -19,6 +19,7 @@ from torch import fx
 from lampwork import counters, logs
 from lampwork.backends.protocol import Backend, Compiled, CompileOptions, Traits
 from lampwork.cache import Key, Store, store
+from lampwork.capture.model.region import GlobalState
 from lampwork.config import Config
 from lampwork.errors import BackendError, SerialError
 from lampwork.graph.concrete import scope_of
@@ -82,16 +83,17 @@ class Keeping:
         counters.add("backend_restored")
         return compiled, demands
 
-    def content(self, compiled: Any, demands: Demands | None) -> bytes | None:
-        """What is to be kept, once the machine code is there; None, and a line in the log, where that cannot be."""
+    def keep(self, compiled: Any, demands: Demands | None) -> None:
+        """Keep what was compiled, once the machine code is there; where that cannot be, the log has a line."""
         assert self.traits.save is not None
         try:
             saved = self.traits.save(compiled)
             head = to_text({"demands": None if demands is None else demands_to_json(demands)})
         except (SerialError, BackendError) as error:
             logs.emit("cache", f"{self.key} is not kept: {error.cause}")
-            return None
-        return b"".join((len(head).to_bytes(_LENGTH, "little"), head, saved))
+        else:
+            content = b"".join((len(head).to_bytes(_LENGTH, "little"), head, saved))
+            self.store.put(self.key, content)
 
 
 def keeping(backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions) -> Keeping | None:
@@ -115,6 +117,7 @@ def keeping(backend: Backend, traits: Traits, graph: fx.Graph, options: CompileO
             "backend": _of_backend(backend),
             "code": own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
+            "state": _fields_text(GlobalState.now()),
             **{f"{backend.name} {name}": text for name, text in theirs.items()},
         }
     except SerialError as error:
@@ -127,6 +130,10 @@ def options_text(config: Config) -> str:
     """The options that may make a difference to code."""
     names = [each.name for each in fields(config) if each.name not in NOT_IN_CODE]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in sorted(names))
+
+
+def _fields_text(value: Any) -> str:
+    return ", ".join(f"{each.name}={getattr(value, each.name)!r}" for each in fields(value))
 
 
 def _digest(text: bytes) -> str:
@@ -166,7 +173,7 @@ def _parts(content: bytes, scope: Scope | None) -> tuple[Demands | None, bytes]:
 
 
 class Saver:
-    """Keeps what is compiled, in a thread of its own, so that nobody waits for a disk or for machine code.
+    """Keeps what is compiled, in a thread of its own, where nobody waits for the machine code.
 
     It holds the turn to make the key from `begin` until the content is kept, so other processes wait for that instead
     of compiling the same. The interpreter does not end before it has.
@@ -209,7 +216,7 @@ class Saver:
             with keeping.store.making(keeping.key) as self._found:
                 self._begun.set()
                 self._ended.wait()
-                if self._made is not None and (content := keeping.content(*self._made)) is not None:
-                    keeping.store.put(keeping.key, content)
+                if self._made is not None:
+                    keeping.keep(*self._made)
         finally:
             self._begun.set()

@@ -157,7 +157,8 @@ class _Hasher:
         elif isinstance(value, _MEMBERS):
             self.put("member", value.__name__)
         elif isinstance(value, types.ModuleType):
-            self._module(value, ())
+            # Held by an object, or named in another module: whoever has it may read anything of it.
+            self._module(value, [name for name in vars(value) if not name.startswith("__")])
         else:
             return False
         return True

@@ -200,6 +200,22 @@ def test_a_size_that_the_model_fixes(tmp_path):
     assert lampwork.load(tmp_path / "m.lamp", trust=True)(torch.ones(3, 2)).tolist() == [3, 3]
 
 
+def test_a_float_that_python_computes_of_a_size(tmp_path):
+    sizes = ({0: Dim("n")},)
+    with pytest.raises(
+        ExportError, match=r"reads a float that Python computes of open sizes.*truediv\(1.0, s0\)"
+    ):
+        lampwork.export(
+            _averaged, (torch.ones(3, 4),), path=tmp_path / "m.lamp", dynamic_shapes=sizes, targets="host"
+        )
+    assert not list(tmp_path.iterdir())
+    lampwork.export(_averaged, (torch.ones(3, 4),), path=tmp_path / "m.lamp", targets="host")
+
+
+def _averaged(x):
+    return x * (1.0 / x.shape[0])
+
+
 def test_a_graph_break_is_an_error_with_its_line(tmp_path):
     def broken(x):
         torch._dynamo.graph_break()

@@ -269,8 +269,8 @@ WEIGHTS: Mapping[str, torch.Tensor] = {
 }
 
 
-def object_code(isa: str = "sse4") -> bytes:
-    return Jit(describe(isa)).object_code(KERNELS)
+def object_code() -> bytes:
+    return Jit(describe("sse4")).object_code(KERNELS)
 
 
 _STORED = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -244,6 +245,32 @@ def test_other_machines_code_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counted(run) == (0, 1)
 
 
+def test_what_torch_says_of_the_process() -> None:
+    """Deterministic mode, say, where code adds to elements in any order."""
+    run()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert counted(run) == (1, 0)
+        assert counted(run) == (0, 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert counted(run) == (0, 1)
+
+
+def test_modules_that_a_backend_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, int]] = []
+    for number in (2, 3, 2):
+        settings = types.ModuleType("settings_of_a_backend")
+        settings.number = number  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "settings_of_a_backend", settings)
+
+        class Mine(Texts):
+            module = settings
+
+        found.append(counted(lambda: lampwork.compile(lambda x: x.relu(), backend=Mine())(torch.ones(3))))
+    assert found == [(1, 0), (1, 0), (0, 1)]
+
+
 def test_options_out_of_the_key_are_options() -> None:
     """So that a new option is in the key until somebody has thought about it."""
     names = {each.name for each in fields(Config)}
@@ -306,6 +333,13 @@ def labelled(x: Tensor) -> Tensor:
 def test_labels_of_the_user_are_not_kept() -> None:
     for _ in range(2):
         assert counted(lambda: lampwork.compile(labelled)(torch.ones(4))) == (1, 0)
+
+
+def test_who_logs_code_has_it_compiled() -> None:
+    """Else there would be nothing to see."""
+    run()
+    with config.using(logs="llvm"):
+        assert counted(run) == (1, 0)
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 40, None])

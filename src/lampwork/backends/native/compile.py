@@ -136,8 +136,8 @@ class NativeBackend:
 
     def key_parts(self, graph: fx.Graph, options: CompileOptions) -> Mapping[str, str] | None:
         """The machine, and what torch was asked about products. Not what was chosen by measurement, nor kernels of
-        cards: these are not kept."""
-        if options.config.tunes or kernel_device(graph) != CPU:
+        cards: these are not kept; nor is there anything to see of LLVM where nothing is compiled."""
+        if options.config.tunes or kernel_device(graph) != CPU or logs.enabled("llvm"):
             return None
         return machine_parts(self.target(options.config))
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 
-from lampwork import pristine
 from lampwork.backends.native.artifacts import Finished
 from lampwork.backends.native.precision import float32_in_bf16
 from lampwork.backends.native.print_program import format_program
@@ -170,7 +169,7 @@ def _kernels(program: Program | None) -> list[CallKernel]:
 
 def machine_parts(target: Target) -> dict[str, str] | None:
     """All that code depends on beside graph and options: the target, where it is for the very CPU that this runs on the
-    CPU, LLVM, and what torch says of products now. None where a target cannot be told from another by a text."""
+    CPU, LLVM, and in what products of float32 are computed. None where no text tells a target from all others."""
     try:
         described = _described(target)
     except _NotPlain:
@@ -180,7 +179,6 @@ def machine_parts(target: Target) -> dict[str, str] | None:
         "cpu": _cpu() if target.cpu == "native" else target.cpu,
         "llvm": _llvm(),
         "products": repr(float32_in_bf16(target)),
-        "default dtype": str(pristine.get_default_dtype()),
     }
 
 
