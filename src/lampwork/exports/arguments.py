@@ -39,6 +39,7 @@ from lampwork.capture.model.region import (
     Source,
     root_of,
 )
+from lampwork.capture.state.lifting import BeginsAt, LiesAt
 from lampwork.errors import ExportError
 from lampwork.exports.torch_program import Nesting
 
@@ -199,7 +200,8 @@ class Arguments:
                 return not (is_passed(one) and is_passed(other)) or (
                     other in self.inputs and bool(known & {one, other})
                 )
-            return False
+            # Where a view of another dtype may begin is what eager asks: programs read memory wherever it begins.
+            return isinstance(guard.expected, BeginsAt | LiesAt)
 
         self.asked[source] = [guard for guard in self.asked.get(source, ()) if not is_checked(guard)]
 

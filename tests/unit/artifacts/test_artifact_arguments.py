@@ -347,3 +347,14 @@ def test_a_tree_is_read_as_it_was_written(tree):
 def test_a_tree_that_says_what_none_can(given):
     with pytest.raises(ArtifactError):
         tree_from_json(Place(given, "", ArtifactError), "input", 2)
+
+
+def test_views_of_other_dtypes(tmp_path):
+    def function(x):
+        return torch.view_as_complex(x) * 2
+
+    given = torch.arange(12.0).view(3, 2, 2)
+    model = loaded(function, given, path=tmp_path)
+    assert torch.equal(model(given + 1), function(given + 1))
+    apart = torch.arange(13.0)[1:].view(3, 2, 2)  # where eager refuses to look at two numbers as one
+    assert torch.equal(model(apart), function(apart.clone()))
