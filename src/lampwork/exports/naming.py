@@ -72,6 +72,19 @@ def keyword_names(count: int, original: Callable[..., Any]) -> tuple[str, ...]:
     )
 
 
+def collected_names(kwargs: Iterable[str], original: Callable[..., Any]) -> tuple[str, ...]:
+    """The keywords that the user's function gets as a dict, whose order it may go by."""
+    called: Any = original.forward if isinstance(original, nn.Module) else original
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return tuple(kwargs)
+    if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return ()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(name for name in kwargs if name not in parameters or parameters[name].kind not in by_name)
+
+
 def _parameters(original: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     """Of positional arguments, as a call passes them; () where that is not known."""
     called: Any = original.forward if isinstance(original, nn.Module) else original

@@ -358,3 +358,14 @@ def test_views_of_other_dtypes(tmp_path):
     assert torch.equal(model(given + 1), function(given + 1))
     apart = torch.arange(13.0)[1:].view(3, 2, 2)  # where eager refuses to look at two numbers as one
     assert torch.equal(model(apart), function(apart.clone()))
+
+
+def test_the_order_of_keywords_that_are_collected(tmp_path):
+    def function(x, y=None, **rest):
+        return x + y + list(rest.values())[0] * 2
+
+    lampwork.export(function, (X,), {"a": X, "y": T, "b": T}, path=tmp_path / "m.lamp", targets="host")
+    model = lampwork.load(tmp_path / "m.lamp", trust=True)
+    torch.testing.assert_close(model(X, a=X, b=T, y=T), X * 3 + 1)
+    with pytest.raises(ArtifactCallError, match="expected a, b in this order, came b, a"):
+        model(X, y=T, b=T, a=X)
