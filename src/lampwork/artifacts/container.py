@@ -14,6 +14,7 @@ import hashlib
 import json
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -244,6 +245,20 @@ def damaged(path: str, what: str) -> ArtifactError:
     )
 
 
+def open_plain(path: str) -> int:
+    """A descriptor to read a file by. Other things have names in folders too, and reading those may take for ever.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        os.close(handle)
+        raise OSError(0, "it is a folder" if is_folder else "it is no plain file")
+    return handle
+
+
 def open_container(path: str | os.PathLike[str]) -> Container:
     """Map a file, with its header checked.
 
@@ -252,7 +267,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     """
     text = os.fspath(path)
     try:
-        with open(text, "rb") as file:
+        with open(open_plain(text), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
                 raise damaged(text, f"it has {size} bytes, expected at least 8")
@@ -311,7 +326,7 @@ def _span(path: str, name: str, given: Any) -> Span:
     items = cast("dict[str, Any]", given)
     dtype = DTYPES.get(items["dtype"]) if isinstance(items["dtype"], str) else None
     if dtype is None:
-        raise wrong(f"has the dtype {items['dtype']!r}, expected one of {', '.join(DTYPES)}")
+        raise wrong(f"has the dtype {str(items['dtype'])[:80]!r}, expected one of {', '.join(DTYPES)}")
     shape, offsets = items["shape"], items["data_offsets"]
     if not _are_counts(shape) or len(shape) > 64:
         raise wrong(f"has the shape {str(shape)[:80]}, expected a list of numbers")
