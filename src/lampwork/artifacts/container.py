@@ -10,6 +10,7 @@ before all offsets, counts and names are known to be right.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -252,11 +253,12 @@ def open_plain(path: str) -> int:
         OSError: it cannot be opened, or is no plain file.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
-        os.close(handle)
-        raise OSError(0, "it is a folder" if is_folder else "it is no plain file")
-    return handle
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "it is no plain file")
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:

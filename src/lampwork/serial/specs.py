@@ -117,7 +117,7 @@ def symbolic_from_json(value: Any, scope: Scope, depth: int = 0) -> Any:
     if name.rpartition(".")[2] in ("pow", "round") and any(
         isinstance(each, int) and abs(each) > _LARGEST_POWER for each in hints[1:]
     ):
-        raise expected(f"powers and digits up to {_LARGEST_POWER}", inner)
+        raise expected(f"a power up to {_LARGEST_POWER}", inner)
     hint = _computed(lambda: float_functions()[name](*hints), inner)
     if type(hint) is not float:
         raise expected("what computes a float", inner)
