@@ -191,10 +191,14 @@ class LoadedEntry:
         for name in kwargs:
             at = names.index(name) if name in names else -1
             if name not in spec.kwargs and at < 0:
-                known = ", ".join((*names, *spec.kwargs))
+                known = ", ".join((*filter(str.isidentifier, names), *spec.kwargs))
                 raise self._wrong("the call", f"arguments {known or 'of no name'}", f"{name}=")
             if 0 <= at < len(args):
                 raise self._wrong(name, "one value", "two, by position and by name")
+        if spec.ordered:
+            came = [name for name in kwargs if name in spec.ordered]
+            if len(came) == len(spec.ordered) and came != list(spec.ordered):
+                raise self._wrong("the call", f"{', '.join(spec.ordered)} in this order", ", ".join(came))
         reading = Reading([None] * len(spec.inputs), [""] * len(spec.inputs), self._wrong)
         for number, tree in enumerate(spec.args):
             where = names[number] if number < len(names) else f"argument {number}"

@@ -63,7 +63,8 @@ def load(
         container, signer = found.container, found.signer
     manifest = read_manifest(container)
     main = _entry(manifest, entry)
-    tensors = _tensors(container, manifest, weights)
+    with pristine.inference_mode(False):  # weights may be written to wherever the model is used
+        tensors = _tensors(container, manifest, weights)
     if threads is not None:
         if type(cast(object, threads)) is not int or threads < 1:
             raise OptionError(f"threads is {threads!r}, expected a number of 1 or more", fix="threads=1")

@@ -99,6 +99,7 @@ class Entry:
         otherwise: other entries, for sizes that are 1, of which the first that fits serves a call that this one does
             not fit. Their names have a point in them, and nobody calls them by these.
         notes: what a user has to know of it.
+        ordered: keywords that the model gets as a dict, and a call passes in this order.
     """
 
     inputs: tuple[Tensed, ...]
@@ -116,6 +117,7 @@ class Entry:
     otherwise: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    ordered: tuple[str, ...] = ()
 
 
 @record
@@ -211,6 +213,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "arguments": {
             "args": [tree_to_json(tree, "input") for tree in entry.args],
             "names": list(entry.names),
+            "ordered": list(entry.ordered),
             "kwargs": {name: tree_to_json(tree, "input") for name, tree in entry.kwargs.items()},
         },
         "symbols": [
@@ -418,6 +421,10 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
     names = tuple(each.text() for each in arguments["names"])
     if len(names) != len(args) or len({*names, *kwargs}) < len(names) + len(kwargs):
         raise arguments["names"].wrong(f"{len(args)} names, none of which comes twice")
+    at_ordered = arguments["ordered"]
+    ordered = tuple(each.text() for each in at_ordered) if at_ordered.is_there else ()
+    if not set(ordered) <= set(kwargs):
+        raise at_ordered.wrong("names of keywords")
     given = {leaf.number for tree in (*args, *kwargs.values()) for leaf in leaves_of(tree)}
     if len(given) < len(inputs):
         raise arguments.wrong("each input to be passed")
@@ -454,6 +461,7 @@ def _entry(place: Place, weights: Sequence[Weight], sections: Mapping[str, Secti
         tuple(_view(each, writes, len(outputs)) for each in place["views"])
         if place["views"].is_there
         else (),
+        ordered,
     )
 
 

@@ -31,11 +31,13 @@ DEEPEST = 64
 @record
 class Leaf:
     """A tensor, by its number among the inputs, or among the outputs, of an entry. Of inputs, what was asked of them
-    beside their form: `fields` are attributes, and `absent` those that it may not have of its own."""
+    beside their form: `fields` are attributes, `absent` those that it may not have of its own, and `kind` is the name
+    of its class, "" where nobody asked."""
 
     number: int
     fields: tuple[tuple[str, Tree], ...] = ()
     absent: tuple[str, ...] = ()
+    kind: str = ""
 
 
 @record
@@ -84,16 +86,20 @@ class Sequenced:
 
 @record
 class Mapped:
-    """A dict, in order. `kind`: the name of its class; what is returned is a dict, whatever that is."""
+    """A dict, in order. `kind`: the name of its class; what is returned is a dict, whatever that is. `fields` and
+    `absent`: attributes, where the class is one of the model's own."""
 
     items: tuple[tuple[Any, Tree], ...]
     kind: str = "dict"
+    fields: tuple[tuple[str, Tree], ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 @record
 class Made:
     """An object of a class. `form`: "namedtuple", "dict" (a class of those), or "object", whose fields are attributes,
-    and items by name too where it is a dict as well. Of what is passed, `absent`: attributes that it may not have."""
+    and items by name too where it is a dict as well. Of what is passed, `absent`: attributes that it may not have of
+    its own."""
 
     name: str
     form: str
@@ -117,7 +123,7 @@ def parts_of(tree: Tree) -> Iterator[Tree]:
         case Sequenced():
             yield from tree.items
         case Mapped():
-            yield from (item for _, item in tree.items)
+            yield from (item for _, item in (*tree.items, *tree.fields))
         case Made() | Leaf():
             yield from (item for _, item in tree.fields)
         case Kept():
@@ -298,17 +304,19 @@ def tree_to_json(tree: Tree, leaf: str) -> Any:
             return {tree.kind: [each(item) for item in tree.items]}
         case Mapped():
             items = [[constant_to_json(key), each(item)] for key, item in tree.items]
-            return {"dict": items} if tree.kind == "dict" else {"dict": items, "kind": tree.kind}
+            return {"dict": items} | _asked(tree, each)
         case Made():
             return {"object": tree.name, "form": tree.form, "fields": []} | _asked(tree, each)
 
 
-def _asked(tree: Leaf | Made, each: Callable[[Tree], Any]) -> dict[str, Any]:
+def _asked(tree: Leaf | Made | Mapped, each: Callable[[Tree], Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if tree.fields:
         found["fields"] = [[name, each(item)] for name, item in tree.fields]
     if tree.absent:
         found["absent"] = list(tree.absent)
+    if (isinstance(tree, Leaf) and tree.kind) or (isinstance(tree, Mapped) and tree.kind != "dict"):
+        found["kind"] = tree.kind
     return found
 
 
@@ -324,10 +332,11 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
     kind = next(iter(found), "")
     each = functools.partial(tree_from_json, leaf=leaf, count=count, depth=depth + 1)
     inner = place[kind] if kind else place
-    fields = _fields(place, each) if kind in (leaf, "object") else ()
+    fields = _fields(place, each) if kind in (leaf, "object", "dict") else ()
     absent = tuple(item.text() for item in place["absent"]) if "absent" in found else ()
     if kind == leaf:
-        return Leaf(inner.number(below=count), fields, absent)
+        asked = place["kind"].text() if "kind" in found else ""
+        return Leaf(inner.number(below=count), fields, absent, asked)
     match kind:
         case "unused":
             return Unused()
@@ -344,7 +353,7 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
         case "dict":
             pairs = [_pair(item) for item in inner]
             items = tuple((constant_from_json(key), each(item)) for key, item in pairs)
-            return Mapped(items, place["kind"].text() if "kind" in found else "dict")
+            return Mapped(items, place["kind"].text() if "kind" in found else "dict", fields, absent)
         case "object":
             return Made(_name(inner), place["form"].one_of(*FORMS), fields, absent)
         case _:
@@ -444,6 +453,8 @@ class Reading:
         match tree:
             case Leaf():
                 self._tensor(tree.number, value, where)
+                if tree.kind and type(value).__name__ != tree.kind:
+                    raise self.wrong(where, f"a {tree.kind}, as it was exported with", type(value).__name__)
                 self._asked(tree, value, where)
             case Constant():
                 if not is_equal(tree.value, value):
@@ -488,10 +499,11 @@ class Reading:
             raise self.wrong(where, f"a {tree.kind} with the keys {keys}{order}", _shown(value))
         for key, item in tree.items:
             self.read(item, dict.__getitem__(given, key), f"{where}[{key!r}]")
+        self._asked(tree, value, where)
 
-    def _asked(self, tree: Leaf | Made, value: Any, where: str) -> None:
+    def _asked(self, tree: Leaf | Made | Mapped, value: Any, where: str) -> None:
         for name in tree.absent:
-            if hasattr(value, name) if isinstance(tree, Made) else name in vars(value):
+            if name in getattr(value, "__dict__", ()):
                 raise self.wrong(
                     where, f"an object without {name}, as it was exported with", "one that has it"
                 )

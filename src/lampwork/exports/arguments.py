@@ -39,6 +39,7 @@ from lampwork.capture.model.region import (
     Source,
     root_of,
 )
+from lampwork.capture.state.lifting import BeginsAt, LiesAt
 from lampwork.errors import ExportError
 from lampwork.exports.torch_program import Nesting
 
@@ -80,6 +81,7 @@ class Arguments:
     beneath: dict[Source, dict[str, Source]] = field(default_factory=dict[Source, dict[str, Source]])
     reached: set[Source] = field(default_factory=set[Source])
     settled: set[Source] = field(default_factory=set[Source])
+    places: dict[Source, str] = field(default_factory=dict[Source, str])
 
     def __post_init__(self) -> None:
         numbers = {source: number for number, source in enumerate(self.sources)}
@@ -123,6 +125,7 @@ class Arguments:
         """
         if self.flat is not None and Nesting.is_leaf(value):
             source = Arg(next(self.flat))
+        self.places[source] = where
         if source not in self.kept:
             return self._tree(source, value, where)
         inner = self._tree(source, value, where) if source in self.reached else Unused()
@@ -148,7 +151,7 @@ class Arguments:
             names = cast("tuple[str, ...]", cast(Any, kind)._fields)
             items = self._items(source, cast("Sequence[Any]", value), where)
             return Made(kind.__name__, "namedtuple", tuple(zip(names, items, strict=True)))
-        if isinstance(value, dict) and source not in self.beneath:
+        if isinstance(value, dict):
             return self._dict(source, cast("dict[Any, Any]", value), where)
         return self._object(source, value, where)
 
@@ -167,19 +170,21 @@ class Arguments:
                     fix="use texts as keys",
                 )
             pairs.append((key, self.tree(DictItem(source, key), item, f"{where}[{key!r}]")))
-        return Mapped(tuple(pairs), type(value).__name__)
+        return Mapped(tuple(pairs), type(value).__name__, *self._fields(source, value, where))
 
     def _tensor(self, source: Source, value: Tensor, where: str) -> Tree:
         if source not in self.reached:
             return Unused()
         number = self.inputs.get(source)
         fields, absent = self._fields(source, value, where)
+        asks_class = any(guard.kind == "type" for guard in self.asked.get(source, ()))
         self._take(source, "type")
         if number is None:
             return Made(type(value).__name__, "object", fields, absent)
+        kind = type(value).__name__ if asks_class else ""
         self._take(source, "tensor")
         self._take_pairs(source)
-        return Leaf(number, fields, absent)
+        return Leaf(number, fields, absent, kind)
 
     def _take_pairs(self, source: Source) -> None:
         """Inputs of one number are checked to be one tensor. That those which are written lie apart from others is
@@ -195,7 +200,8 @@ class Arguments:
                 return not (is_passed(one) and is_passed(other)) or (
                     other in self.inputs and bool(known & {one, other})
                 )
-            return False
+            # Where a view of another dtype may begin is what eager asks: programs read memory wherever it begins.
+            return isinstance(guard.expected, BeginsAt | LiesAt)
 
         self.asked[source] = [guard for guard in self.asked.get(source, ()) if not is_checked(guard)]
 
@@ -238,11 +244,48 @@ class Arguments:
         for source, guards in self.asked.items():
             if guards and not any(base in self.settled for base in _with_bases(source)):
                 raise ExportError(
-                    f"what the model does depends on {source._brief()}: {_said(guards[0])}, and no file can have "
-                    "calls checked for that",
+                    f"what the model does depends on {self._place(source)}: {self._said(guards[0])}, and no file can "
+                    "have calls checked for that",
                     fix="pass tensors, plain values, enums, containers and objects with attributes; what is the same "
                     "in all calls is for the model to have, as an attribute or in a closure",
                 )
+
+    def _place(self, source: Any) -> str:
+        """Where something is passed, in words."""
+        if source in self.places:
+            return self.places[source]
+        match source:
+            case Attr(base, name):
+                return f"{self._place(base)}.{name}"
+            case Slot(base, descriptor):
+                return f"{self._place(base)}.{descriptor.__name__}"
+            case DictItem(InstanceDict(base), key):
+                return f"{self._place(base)}.{key}"
+            case DictItem(base, key) | Item(base, key):
+                return f"{self._place(base)}[{key!r}]"
+            case InstanceDict(base):
+                return self._place(base)
+            case _:
+                return source._brief()
+
+    def _said(self, guard: Guard) -> str:
+        expected = guard.expected
+        shown = expected.__name__ if isinstance(expected, type) else repr(expected)[:60]
+        match guard.kind:
+            case "is" if isinstance(expected, Tensor):
+                return "it is a tensor of the model itself"
+            case "is":
+                return f"it is {shown}"
+            case "equals":
+                return f"it equals {shown}, a {type(expected).__name__}"
+            case "same" | "distinct" | "storage_distinct":
+                return f"whether it is one with {self._place(expected)}"
+            case "missing_attr" | "missing_key":
+                return f"it has no {shown}"
+            case "tensor":
+                return "a tensor that is no input"
+            case _:
+                return f"its {guard.kind}, {shown}"
 
 
 def _with_bases(source: Source) -> Iterator[Source]:
@@ -250,24 +293,6 @@ def _with_bases(source: Source) -> Iterator[Source]:
     while not isinstance(source, Arg | Kwarg):
         source = cast(Any, source).base
         yield source
-
-
-def _said(guard: Guard) -> str:
-    expected = guard.expected
-    shown = expected.__name__ if isinstance(expected, type) else repr(expected)[:60]
-    match guard.kind:
-        case "is":
-            return f"it is {shown}"
-        case "equals":
-            return f"it equals {shown}, a {type(expected).__name__}"
-        case "same" | "distinct" | "storage_distinct":
-            return f"whether it is one with {expected._brief()}"
-        case "missing_attr" | "missing_key":
-            return f"it has no {shown}"
-        case "tensor":
-            return "a tensor that is no input"
-        case _:
-            return f"its {guard.kind}, {shown}"
 
 
 def argument_trees(

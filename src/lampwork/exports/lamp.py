@@ -39,7 +39,7 @@ from lampwork.errors import ArtifactError, CaptureError, ExportError, OptionErro
 from lampwork.exports import results
 from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
-from lampwork.exports.naming import input_names, unique
+from lampwork.exports.naming import collected_names, input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.exports.stored import check_stores
 from lampwork.exports.torch_program import Nesting, flat_program, program_of
@@ -151,6 +151,7 @@ class _Captured:
     call: Call
     config: Config
     names: tuple[str, ...]
+    ordered: tuple[str, ...]
     training: bool
     otherwise: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
@@ -401,7 +402,8 @@ def _capture(name: str, call: Call) -> _Captured:
         relations(region, sizes, call.args, call.kwargs),
         call,
         function.config,
-        unique(named, call.kwargs) if call.nesting is None else call.nesting.names,
+        keyword_names(len(call.args), original) if call.nesting is None else call.nesting.names,
+        collected_names(call.kwargs, original),
         isinstance(owner, nn.Module) and owner.training,
         notes=list(notes),
     )
@@ -631,6 +633,7 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
             *_copies(piece),
         ),
         piece.views,
+        captured.ordered,
     )
 
 

@@ -59,6 +59,32 @@ def source_names(sources: Iterable[Source], original: Callable[..., Any]) -> tup
     return tuple(identifier(_source_name(source, parameters), "input") for source in sources)
 
 
+def keyword_names(count: int, original: Callable[..., Any]) -> tuple[str, ...]:
+    """Under which name each of the first arguments may be passed too; no name that Python takes, if under none."""
+    parameters = _parameters(original)
+    if not parameters:
+        return source_names([Arg(number) for number in range(count)], original)
+    named = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    first = sum(each.kind is inspect.Parameter.POSITIONAL_ONLY for each in parameters)
+    return tuple(
+        named[number - first] if 0 <= number - first < len(named) else f"argument {number}"
+        for number in range(count)
+    )
+
+
+def collected_names(kwargs: Iterable[str], original: Callable[..., Any]) -> tuple[str, ...]:
+    """The keywords that the user's function gets as a dict, whose order it may go by."""
+    called: Any = original.forward if isinstance(original, nn.Module) else original
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return tuple(kwargs)
+    if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return ()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(name for name in kwargs if name not in parameters or parameters[name].kind not in by_name)
+
+
 def _parameters(original: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     """Of positional arguments, as a call passes them; () where that is not known."""
     called: Any = original.forward if isinstance(original, nn.Module) else original

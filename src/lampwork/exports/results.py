@@ -253,6 +253,8 @@ class _Reading:
             return self._leaf(self.weight(value, "constant"), path)
         if type(value) in _PLAIN:
             return value
+        if self.keeps and isinstance(value, (torch.dtype, torch.device)):
+            return value
         if type(value) is torch.Size:
             return Made("Size", "size", tuple((f"item_{place}", size) for place, size in enumerate(value)))
         self._left_out(f"{_place(path)}: {type(value).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import json
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,20 @@ import torch
 from torch import nn
 
 import lampwork
-from lampwork.errors import ArtifactCallError, ExportError, OptionError
+from lampwork.artifacts.checked import Place
+from lampwork.artifacts.trees import (
+    Constant,
+    Kept,
+    Leaf,
+    Made,
+    Mapped,
+    Said,
+    Sequenced,
+    Unused,
+    tree_from_json,
+    tree_to_json,
+)
+from lampwork.errors import ArtifactCallError, ArtifactError, ExportError, OptionError
 
 
 class Mode(enum.Enum):
@@ -34,9 +48,20 @@ class Holder:
     def __init__(self, **fields):
         vars(self).update(fields)
 
+    def grown(self, x):
+        return x * self.a
+
 
 class Other(Holder):
     pass
+
+
+class Output(collections.OrderedDict):
+    """Has its items as attributes too, as the outputs of transformers have."""
+
+    def __init__(self, **fields):
+        super().__init__(**fields)
+        vars(self).update(fields)
 
 
 def loaded(function, *args, path, **options):
@@ -72,7 +97,12 @@ PAIRS = [
     (lambda x, t: x * 2 if t.is_leaf else x, T, (T.clone().requires_grad_() * 1)),
     (lambda x, t: x * 2 if t.grad is None else x, T, None),
     (lambda x, t: x * 2 if hasattr(t, "label") else x * 3, T, None),
+    (lambda x, t: x * 2 if t.requires_grad else x * 3, T, T.clone().requires_grad_()),
+    (lambda x, t: x * 2 if isinstance(t, nn.Parameter) else x * 3, T, nn.Parameter(T.clone())),
+    (lambda x, t: x + t if type(t) is nn.Parameter else x - t, T, nn.Parameter(T.clone())),
     (lambda x, h: x * h.a, Holder(a=3), Holder(a=4)),
+    (lambda x, h: h.grown(x), Holder(a=3), Holder(a=4)),
+    (lambda x, o: x * o.a * o["b"], Output(a=2, b=3), Output(a=2, b=4)),
     (lambda x, h: x * 2 if isinstance(h, Other) else x * 3, Holder(), Other()),
     (lambda x, h: x * getattr(h, "a", 3), Holder(), Holder(a=4)),
 ]
@@ -141,6 +171,15 @@ def test_arguments_that_are_returned_as_they_were_passed(tmp_path):
     total, one, other = model(X, y, n)
     torch.testing.assert_close(total, X + 1)
     assert one is y and other is n
+
+
+def test_an_object_that_is_a_dict_too(tmp_path):
+    model = loaded(lambda o: o.a * list(o.values())[0], Output(a=T), path=tmp_path)
+    torch.testing.assert_close(model(Output(a=X)), X * X)
+
+
+def test_a_returned_dtype(tmp_path):
+    assert loaded(lambda x: (x + 1, x.dtype), X, path=tmp_path)(X)[1] is torch.float32
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
@@ -251,3 +290,82 @@ class Weighted(nn.Module):
 def test_data_of_a_weight_is_returned(tmp_path):
     total, weight = loaded(Weighted(), X, path=tmp_path)(X)
     assert torch.equal(total, X + 1) and torch.equal(weight, torch.ones(3))
+
+
+def test_names_of_arguments_are_those_of_the_function(tmp_path):
+    def function(x, /, y, *others):
+        return x + y + others[0]
+
+    model = loaded(function, X, T, T, path=tmp_path)
+    torch.testing.assert_close(model(X, T, T), X + 2)
+    for wrong in ({"x": X}, {"others_0": T}):
+        with pytest.raises(ArtifactCallError, match=f"came {next(iter(wrong))}="):
+            model(*[T, T, T][: 3 - len(wrong)], **wrong)
+    torch.testing.assert_close(loaded(lambda x, y: x + y, X, T, path=tmp_path)(y=T, x=X), X + 1)
+
+
+def test_weights_that_were_loaded_in_inference_mode_may_change(tmp_path):
+    lampwork.export(Taking(), ({"a": X},), {"k": 1}, path=tmp_path / "m.lamp", targets="host")
+    with torch.inference_mode():
+        model = lampwork.load(tmp_path / "m.lamp", trust=True)
+    model({"a": X}, k=1)
+    assert torch.equal(model.n, X)
+    model.load_state_dict({"n": torch.ones(3)})
+    assert torch.equal(model({"a": X}, k=1)["o"], X + 1)
+
+
+TREES = [
+    Leaf(0, (("is_leaf", Constant(True)),), ("label",), "Parameter"),
+    Said("Mode", "A = 1"),
+    Kept(1, Leaf(0)),
+    Mapped((("a", Unused()),), "OrderedDict", (("size", Constant(3)),), ("other",)),
+    Made("Holder", "object", (("a", Leaf(1)),), ("b",)),
+    Sequenced("size", (Constant(2), Constant(3))),
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: type(tree).__name__)
+def test_a_tree_is_read_as_it_was_written(tree):
+    given = json.loads(json.dumps(tree_to_json(tree, "input")))
+    assert tree_from_json(Place(given, "", ArtifactError), "input", 2) == tree
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"said": 3, "text": "a"},
+        {"said": "Mode"},
+        {"kept": -1, "tree": {"unused": True}},
+        {"kept": 0},
+        {"input": 0, "kind": 3},
+        {"input": 0, "absent": [3]},
+        {"input": 0, "fields": [["__class__", {"unused": True}]]},
+        {"dict": [], "kind": None},
+        {"object": "Holder", "form": "object", "absent": "b"},
+    ],
+)
+def test_a_tree_that_says_what_none_can(given):
+    with pytest.raises(ArtifactError):
+        tree_from_json(Place(given, "", ArtifactError), "input", 2)
+
+
+def test_views_of_other_dtypes(tmp_path):
+    def function(x):
+        return torch.view_as_complex(x) * 2
+
+    given = torch.arange(12.0).view(3, 2, 2)
+    model = loaded(function, given, path=tmp_path)
+    assert torch.equal(model(given + 1), function(given + 1))
+    apart = torch.arange(13.0)[1:].view(3, 2, 2)  # where eager refuses to look at two numbers as one
+    assert torch.equal(model(apart), function(apart.clone()))
+
+
+def test_the_order_of_keywords_that_are_collected(tmp_path):
+    def function(x, y=None, **rest):
+        return x + y + list(rest.values())[0] * 2
+
+    lampwork.export(function, (X,), {"a": X, "y": T, "b": T}, path=tmp_path / "m.lamp", targets="host")
+    model = lampwork.load(tmp_path / "m.lamp", trust=True)
+    torch.testing.assert_close(model(X, a=X, b=T, y=T), X * 3 + 1)
+    with pytest.raises(ArtifactCallError, match="expected a, b in this order, came b, a"):
+        model(X, y=T, b=T, a=X)

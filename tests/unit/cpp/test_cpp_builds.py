@@ -11,7 +11,10 @@ import pytest
 from cpp_runtime import BUILD, MISSING, ROOT, built
 from lamp_files import object_code, write_lamp
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}")
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
+    pytest.mark.timeout(1200),  # the first test builds
+]
 
 SANITIZED = BUILD.with_name("cpp-sanitize")
 CROSS = BUILD.with_name("cpp-aarch64")

@@ -13,7 +13,10 @@ from torch.export import Dim
 
 import lampwork
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}")
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
+    pytest.mark.timeout(1200),  # the first test builds
+]
 
 
 @pytest.fixture(scope="module")

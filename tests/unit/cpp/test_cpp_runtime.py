@@ -12,7 +12,10 @@ import torch
 from cpp_runtime import MISSING, CppError, Model, Runtime, built
 from lamp_files import object_code, write, write_lamp
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}")
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
+    pytest.mark.timeout(1200),  # the first test builds
+]
 
 
 @pytest.fixture(scope="module")

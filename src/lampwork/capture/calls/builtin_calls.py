@@ -15,7 +15,7 @@ from lampwork import pristine
 from lampwork.capture.calls import torch_calls
 from lampwork.capture.calls.deepcopy import deepcopy
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Known, Result
+from lampwork.capture.model.region import Known, Result, root_of
 from lampwork.capture.model.values import CONSTANTS, Generator
 from lampwork.capture.semantics.attributes import MISSING, has_attr, load_attr
 from lampwork.capture.semantics.iteration import get_iter, next_item
@@ -104,10 +104,18 @@ def _tensor_isinstance(interp: Interpreter, value: TraceTensor, cls: Any) -> boo
         return cls.dtype is value.dtype and value.device.type == ("cuda" if cls.is_cuda else "cpu")
     kind = interp.environment.python_type(value)
     if cls in (torch.nn.Parameter, torch.nn.Buffer):
+        _guard_tensor_class(interp, value)
         return kind is cls
     if isinstance(cls, type) and type(cls).__module__ == "torch.nn.parameter":
         return False
     return issubclass(kind, cls)
+
+
+def _guard_tensor_class(interp: Interpreter, value: Any) -> None:
+    """The guard on a tensor has its class too; that it was asked for is what exports have to know."""
+    lifted = interp.environment.lifting.of_trace.get(id(value))
+    if lifted is not None and not isinstance(root_of(lifted.source), Known):
+        interp.guards.add(lifted.source, "type", type(lifted.real))
 
 
 def call_issubclass(interp: Interpreter, args: Args, kwargs: Kwargs) -> bool:
@@ -124,6 +132,7 @@ def call_type(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     values = _all(interp, args)
     if len(values) != 1:
         raise Break("LW110", str(values[0]))
+    _guard_tensor_class(interp, values[0])
     return interp.environment.python_type(values[0])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Attr, DictItem, Known, Result, Slot
+from lampwork.capture.model.region import Attr, DictItem, Known, Result, Slot, root_of
 from lampwork.capture.model.values import CONSTANTS, Appended, Generator
 from lampwork.capture.semantics.dtensors import load_dtensor_attr
 from lampwork.capture.semantics.held_state import (
@@ -392,6 +392,9 @@ def _load_tensor_attr(interp: Interpreter, tensor: TraceTensor, name: str) -> An
     lifted = interp.environment.lifting.of_trace.get(id(tensor))
     if name == "__class__":
         return interp.environment.python_type(tensor)
+    if name == "requires_grad" and lifted is not None and not isinstance(root_of(lifted.source), Known):
+        # The guard on the tensor has it too; that it was asked for is what exports have to know.
+        interp.guards.add(Attr(lifted.source, name), "equals", lifted.real.requires_grad)
     if name == "grad" and lifted is not None and lifted.real.is_leaf and lifted.real.grad is None:
         interp.guards.add(Attr(lifted.source, name), "is", None)
         return None
