@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from lampwork import pristine
-from lampwork.artifacts.manifest import Entry, Symbol, Tensed, overlaps, short
+from lampwork.artifacts.manifest import Entry, Symbol, Tensed, extent, overlaps, short
 from lampwork.artifacts.programs import Runner
 from lampwork.artifacts.trees import Reading, rebuilt
 from lampwork.errors import ArtifactCallError
-from lampwork.loops.ir.symbols import evaluate
+from lampwork.loops.ir.symbols import NoDivisor, evaluate
 from lampwork.records import record
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
@@ -42,6 +42,10 @@ _TRANSFORMS = (
 _FOREIGN = _foreign()
 """A tensor is what its keys say: wrappers of torch.func, nested and lazy tensors have the type of plain ones, and
 programs would read their memory, which is not there."""
+
+
+_MOST_ELEMENTS = 1 << 44
+"""Of a tensor that is laid out anew."""
 
 
 @record
@@ -107,6 +111,14 @@ class LoadedEntry:
         return self._called(reading)
 
     def _called(self, reading: Reading) -> Any:
+        try:
+            return self._computed(reading)
+        except NoDivisor as error:
+            raise self._wrong(
+                "the sizes", f"{error.divisor} to be above 0, as sizes are divided by it", "0"
+            ) from error
+
+    def _computed(self, reading: Reading) -> Any:
         tensors = reading.tensors
         values = self._values(tensors)
         given = [self._laid_out(n, tensor, values) for n, tensor in enumerate(tensors)]
@@ -314,6 +326,13 @@ class LoadedEntry:
             raise self._wrong(
                 known.tensed.name,
                 f"the strides {tuple(strides)}, where elements are in one another's place",
+                str(tensor.stride()),
+                "export it again, with an example that is contiguous()",
+            )
+        if extent(tensor.shape, strides) > _MOST_ELEMENTS:
+            raise self._wrong(
+                known.tensed.name,
+                f"the strides {tuple(strides)}, which no memory has place for",
                 str(tensor.stride()),
                 "export it again, with an example that is contiguous()",
             )

@@ -10,10 +10,12 @@ before all offsets, counts and names are known to be right.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -244,6 +246,21 @@ def damaged(path: str, what: str) -> ArtifactError:
     )
 
 
+def open_plain(path: str) -> int:
+    """A descriptor to read a file by. Other things have names in folders too, and reading those may take for ever.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "it is no plain file")
+
+
 def open_container(path: str | os.PathLike[str]) -> Container:
     """Map a file, with its header checked.
 
@@ -252,7 +269,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     """
     text = os.fspath(path)
     try:
-        with open(text, "rb") as file:
+        with open(open_plain(text), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
                 raise damaged(text, f"it has {size} bytes, expected at least 8")
@@ -311,7 +328,7 @@ def _span(path: str, name: str, given: Any) -> Span:
     items = cast("dict[str, Any]", given)
     dtype = DTYPES.get(items["dtype"]) if isinstance(items["dtype"], str) else None
     if dtype is None:
-        raise wrong(f"has the dtype {items['dtype']!r}, expected one of {', '.join(DTYPES)}")
+        raise wrong(f"has the dtype {str(items['dtype'])[:80]!r}, expected one of {', '.join(DTYPES)}")
     shape, offsets = items["shape"], items["data_offsets"]
     if not _are_counts(shape) or len(shape) > 64:
         raise wrong(f"has the shape {str(shape)[:80]}, expected a list of numbers")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from lampwork.artifacts.checked import Place, parsed
@@ -24,6 +25,7 @@ from lampwork.runtime import Executable
 from lampwork.runtime.layout import Layout
 from lampwork.runtime.program import Program
 from lampwork.serial import Linked, graph_from_json, layout_from_json
+from lampwork.version import __version__
 
 KEPT = 64
 """For how many sizes an entry keeps its programs."""
@@ -138,6 +140,18 @@ def linked(container: Container, manifest: Manifest, code: Code) -> dict[str, So
     return found
 
 
+def _unreadable(container: Container, manifest: Manifest, what: str, error: SerialError) -> ArtifactError:
+    """Why a section cannot be read: by the versions that wrote it, or else because it is damaged."""
+    theirs = (manifest.lampwork, manifest.torch)
+    if theirs == (__version__, torch.__version__):
+        return container.damaged(f"{what}: {error.cause}")
+    return ArtifactVersionError(
+        f"{container.path}: {what} cannot be read here: {error.cause}",
+        fix=f"it says that Lampwork {theirs[0]} with torch {theirs[1]} wrote it: install these, or export it again; if "
+        "they cannot read it either, it is damaged, or was tampered with",
+    )
+
+
 def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
     """The programs of all entries, compiled for this machine from their graphs.
 
@@ -149,7 +163,7 @@ def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
     """
     # Loaded here: a file that is trusted needs no compiler.
     from lampwork.artifacts.compiling import compile_here
-    from lampwork.artifacts.sound import Unsound, check_graph, conditions_of
+    from lampwork.artifacts.sound import Unsound, check_graph, conditions_of, divided_by, fill_memory
 
     found: dict[str, Source] = {}
     for name, entry in manifest.entries.items():
@@ -158,17 +172,15 @@ def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
         try:
             graph = graph_from_json(given)
         except SerialError as error:
-            raise ArtifactVersionError(
-                f"{container.path}: the graph of {name} cannot be read here: {error.cause}",
-                fix=f"it was written by Lampwork {manifest.lampwork} with torch {manifest.torch}: install these, or "
-                "export it again",
-            ) from error
+            raise _unreadable(container, manifest, f"the graph of {name}", error) from error
         scope = scope_of(graph)
         try:
             check_graph(graph, entry, manifest.weights)
-            made = compile_here(graph, entry.writes, name)
+            fill_memory(graph)
+            divided = divided_by(graph, entry)
+            made = compile_here(graph, entry.writes, manifest.sections[entry.graph].sha256)
             # Compilation has added to them.
-            found[name] = Source.of_program(made, conditions_of(scope, entry.symbols))
+            found[name] = Source.of_program(made, (*divided, *conditions_of(scope, entry.symbols)))
         except Unsound as error:
             if error.operator:
                 raise ArtifactTrustError(

@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from lampwork.artifacts.allowed import MEMORY, is_allowed, wrong_arguments
 from lampwork.artifacts.manifest import Entry, Symbol, Tensed, Weight
 from lampwork.errors import LampworkError, text_of
 from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.probes import probe
-from lampwork.graph.shapes import MINDS_VALUES, eager_takes, infer, own_rule
+from lampwork.graph.shapes import MINDS_VALUES, eager_takes, infer
 from lampwork.graph.shapes_common import ShapeError
 from lampwork.graph.spec import TensorSpec
-from lampwork.graph.symbols import Condition, Scope
+from lampwork.graph.symbols import Condition, Scope, SymbolicInt
 from lampwork.loops.ir.polynomial import Index, as_index
+from lampwork.loops.ir.symbols import divisors
 from lampwork.standard import operator
 
 _RECORDED = frozenset(
     {"val", "bound", "random", "operands", "overwrites", "lies_in", "new_versions", "whole", COMPILED_ONLY}
 )
 """The meta that recording leaves, of all that a graph may have: the rest is of passes, which believe it."""
-
-_ORDINARY = frozenset({"_conj", "_conj_physical", "_weight_norm_interface"})
-"""Operators of ATen that models compute with in spite of their names: what `conj` and `weight_norm` are."""
 
 
 class Unsound(Exception):
@@ -76,6 +76,25 @@ def check_graph(graph: fx.Graph, entry: Entry, weights: Sequence[Weight]) -> Non
             raise Unsound(f"it writes {written} to {placeholders[target].name}, which is {into}")
 
 
+def fill_memory(graph: fx.Graph) -> None:
+    """Have what is memory alone be zeros: what lies in this process's memory is not a stranger's to return.
+
+    Raises:
+        Unsound: its elements lie so that zeros would lie elsewhere.
+    """
+    zeros = torch.ops.aten.zeros_like.default
+    for node in list(graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "_opname", "") not in MEMORY:
+            continue
+        val = infer(zeros, (node.meta["val"],))
+        if _facts(val) != _facts(node.meta["val"]):
+            raise Unsound(f"{node.name} is memory with gaps, {node.meta['val']}")
+        with graph.inserting_after(node):
+            made = graph.call_function(zeros, (node,))
+        made.meta = {**node.meta, "val": val}
+        node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+
+
 def _stated(node: fx.Node) -> set[str]:
     return {name for name, value in node.meta.items() if value is not None and value is not False}
 
@@ -93,8 +112,12 @@ def _check_call(node: fx.Node) -> None:
     args = map_arg(node.args, lambda each: each.meta["val"])
     kwargs = cast("Mapping[str, Any]", map_arg(node.kwargs, lambda each: each.meta["val"]))
     try:
+        if wrong := wrong_arguments(op, args, kwargs):
+            raise Unsound(f"{node.name} = {op} cannot be: {wrong}")
         _check_taken(op, cast(Any, args), kwargs)
         found = infer(op, cast(Any, args), kwargs)
+    except Unsound:
+        raise
     except LampworkError as error:
         raise Unsound(f"{node.name} = {op} cannot be: {error.cause}") from error
     except (
@@ -121,18 +144,10 @@ def _check_taken(op: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def check_operator(op: Any) -> None:
-    """Raise Unsound unless an operator is a function of tensors that is known, without effects."""
+    """Raise Unsound unless an operator is a function of tensors that is on a list, without effects."""
     schema = op._schema
-    known = own_rule(op) is not None or (
-        op.namespace == "aten" and (not schema.name.startswith("aten::_") or op._opname in _ORDINARY)
-    )
     computes = bool(schema.returns) and all("Tensor" in str(each.type) for each in schema.returns)
-    if (
-        not known
-        or schema.is_mutable
-        or not computes
-        or any(each.name == "filename" for each in schema.arguments)
-    ):
+    if not is_allowed(op) or schema.is_mutable or not computes:
         raise Unsound(f"it has the operator {op}, which is not run for a file that is not trusted", str(op))
 
 
@@ -145,6 +160,35 @@ def _facts(val: Any) -> Any:
 
 def _indices(numbers: Sequence[Any]) -> tuple[Index, ...]:
     return tuple(map(as_index, numbers))
+
+
+def divided_by(graph: fx.Graph, entry: Entry) -> tuple[Condition, ...]:
+    """That whatever sizes are divided by, in the graph or in what the manifest says, is above 0: code that divides by 0
+    ends the process."""
+    found: dict[Index, None] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, TensorSpec):
+            note((value.shape, value.strides))
+        elif isinstance(value, SymbolicInt):
+            note(value.index)
+        elif isinstance(value, Index):
+            found.update(dict.fromkeys(divisors(value)))
+        elif isinstance(value, Mapping):
+            note(tuple(cast("Mapping[Any, Any]", value).values()))
+        elif isinstance(value, slice):
+            note((value.start, value.stop, value.step))
+        elif isinstance(value, (tuple, list)):
+            for each in cast("Sequence[Any]", value):
+                note(each)
+
+    for node in graph.nodes:
+        note((node.meta.get("val"), node.args, dict(node.kwargs)))
+    if (scope := scope_of(graph)) is not None:
+        note([*scope.equal.values(), *(each.index for each in scope.conditions)])
+    note([each.index for each in (*entry.symbols, *entry.conditions) if each.index is not None])
+    note([(each.shape, each.strides) for each in entry.inputs])
+    return tuple(Condition(">=", divisor - 1) for divisor in found)
 
 
 def conditions_of(scope: Scope | None, symbols: Sequence[Symbol]) -> tuple[Condition, ...]:

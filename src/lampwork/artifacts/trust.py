@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lampwork.artifacts.container import ALIGNMENT, METADATA, SECTION, Container, open_container
+from lampwork.artifacts.container import ALIGNMENT, METADATA, SECTION, Container, open_container, open_plain
 from lampwork.artifacts.manifest import read_manifest
 from lampwork.errors import ArtifactTrustError, ExportError, OptionError, text_of
 from lampwork.installed import needed
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     pass
 
 Key = str | os.PathLike[str] | bytes
-"""The path of a PEM file, its content, or the 32 bytes of a public key."""
+"""The path of a PEM file, its content (a text or bytes), or the 32 bytes of a public key."""
 
 SIGNATURE, SIGNER = "signature", "signer"
 """What a signature adds to the metadata of the header: itself, and the id of its key."""
@@ -48,6 +48,8 @@ _LENGTH = 88  # of 64 bytes in base64
 _BLANK = "A" * _LENGTH
 _SHAPE = re.compile(r"[A-Za-z0-9+/]{86}==")
 _PIECE = 1 << 24
+_BEGIN = "-----BEGIN "
+_LARGEST_KEY = 1 << 16
 _MOST_THREADS = 8
 
 
@@ -210,7 +212,10 @@ def _holds(public: Any, signature: str, message: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        public.verify(base64.b64decode(signature, validate=True), message)
+        found = base64.b64decode(signature, validate=True)
+        if base64.b64encode(found).decode() != signature:  # 4 bits of the last letter are of no byte
+            return False
+        public.verify(found, message)
     except InvalidSignature:
         return False
     return True
@@ -331,9 +336,15 @@ def _content(key: Any) -> tuple[bytes, str]:
             f"key is a {type(key).__name__}, expected the path of a PEM file, bytes, or a list of these",
             fix='key="release.pub.pem"',
         )
+    if isinstance(key, str) and _BEGIN in key:
+        return key.encode("utf-8", "surrogatepass"), "key"
     path = os.fspath(cast("str", key))
     try:
-        return Path(path).read_bytes(), path
+        with open(open_plain(path), "rb") as file:
+            content = file.read(_LARGEST_KEY + 1)
+        if len(content) > _LARGEST_KEY:
+            raise ValueError(f"it has more than {_LARGEST_KEY} bytes, which no key has")
+        return content, path
     except (OSError, ValueError) as error:
         cause = (isinstance(error, OSError) and error.strerror) or text_of(error)
         raise OptionError(

@@ -114,10 +114,15 @@ _cache = _Cache()
 
 
 def compile_graph(
-    backend: Backend, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor] = ()
+    backend: Backend,
+    graph: fx.Graph,
+    options: CompileOptions,
+    bound: Sequence[Tensor] = (),
+    *,
+    origin: str = "",
 ) -> Made:
     """What `backend` makes of `graph`, with `bound` at its bound placeholders; equal graphs are compiled once for equal
-    options.
+    options and of one origin, which is "" for all that this process captured.
 
     Nothing is kept of a backend that builds the weights in, nor where an observer wants to see it compiled.
 
@@ -128,10 +133,10 @@ def compile_graph(
     if traits.bakes_weights:
         return _compile(backend, traits, graph, options, bound)
     if options.observer.looks:
-        return _made(backend, traits, graph, options, bound)
+        return _made(backend, traits, graph, options, bound, origin)
     scope = scope_of(graph)
     state = (scope and scope.state, GlobalState.now())
-    what = (structural_hash(graph), options.config, options.mutations, state)
+    what = (structural_hash(graph), options.config, options.mutations, state, origin)
     before = settings(backend)
     slot = _cache.slot((identity(backend, before), what))
     with slot.lock:
@@ -149,7 +154,7 @@ def compile_graph(
             raise again(fault, place_of(graph))
         try:
             listener = _Listener(options.observer)
-            slot.made = _made(backend, traits, graph, replace(options, observer=listener), bound)
+            slot.made = _made(backend, traits, graph, replace(options, observer=listener), bound, origin)
             slot.made.told = tuple(listener.told)
         except BackendError as error:
             slot.fault = error
@@ -161,10 +166,15 @@ def compile_graph(
 
 
 def _made(
-    backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, bound: Sequence[Tensor]
+    backend: Backend,
+    traits: Traits,
+    graph: fx.Graph,
+    options: CompileOptions,
+    bound: Sequence[Tensor],
+    origin: str,
 ) -> Made:
     """What another process kept, or else what is compiled now, and kept; with what it asks of the graph's symbols."""
-    kept = keeping(backend, traits, graph, options)
+    kept = keeping(backend, traits, graph, options, origin)
     if kept is None:
         return _compile(backend, traits, graph, options, bound)
     found = kept.restored(kept.store.get(kept.key))

@@ -96,7 +96,9 @@ class Keeping:
             self.store.put(self.key, content)
 
 
-def keeping(backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions) -> Keeping | None:
+def keeping(
+    backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, origin: str = ""
+) -> Keeping | None:
     """Where what `backend` makes of `graph` is kept; None if it is not to be.
 
     Steps of a program have the user's `record_function`s, which are told apart by numbers of this process: such graphs
@@ -113,6 +115,7 @@ def keeping(backend: Backend, traits: Traits, graph: fx.Graph, options: CompileO
             "graph": _digest(to_text(found["nodes"])),
             "symbols": "" if scope is None else _digest(to_text(_symbols(scope))),
             "writes": repr(options.mutations),
+            "origin": origin,
             "options": options_text(options.config),
             "backend": _of_backend(backend),
             "code": own_code(),

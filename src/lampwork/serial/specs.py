@@ -113,7 +113,10 @@ def symbolic_from_json(value: Any, scope: Scope, depth: int = 0) -> Any:
     if not any(isinstance(arg, (SymbolicInt, SymbolicFloat)) for arg in args):
         raise expected("a float that depends on symbols", inner)
     hints = [arg.hint if isinstance(arg, (SymbolicInt, SymbolicFloat)) else arg for arg in args]
-    if name.endswith("pow") and all(type(each) is int for each in hints) and abs(hints[-1]) > _LARGEST_POWER:
+    # What whole numbers make of these is whole, and as long as the second one says.
+    if name.rpartition(".")[2] in ("pow", "round") and any(
+        isinstance(each, int) and abs(each) > _LARGEST_POWER for each in hints[1:]
+    ):
         raise expected(f"a power up to {_LARGEST_POWER}", inner)
     hint = _computed(lambda: float_functions()[name](*hints), inner)
     if type(hint) is not float:
@@ -128,7 +131,10 @@ def _part_from_json(value: Any, scope: Scope, depth: int) -> Any:
             return symbolic_from_json(cast(Any, value), scope, depth)
         if key == "set":
             return frozenset(map(float_from_json, items(inner)))
-    return plain_from_json(value)
+    found = plain_from_json(value)
+    if not isinstance(found, (int, float)):  # functions of Python do other things with texts
+        raise expected("a number", value)
+    return found
 
 
 def _computed(compute: Callable[[], Any], value: Any) -> Any:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from lampwork.loops.ir.polynomial import ZERO, Atom, FloorDiv, Index, Mod, Sym
+
+
+class NoDivisor(ZeroDivisionError):
+    """An index divides by what is 0 for some sizes. `divisor`: that index."""
+
+    def __init__(self, divisor: Index) -> None:
+        super().__init__(f"{divisor} is 0")
+        self.divisor = divisor
 
 
 def evaluate(index: Index, values: Mapping[str, int]) -> int:
@@ -14,6 +22,7 @@ def evaluate(index: Index, values: Mapping[str, int]) -> int:
     Raises:
         KeyError: a symbol has no value.
         TypeError: the index depends on loop variables or on data.
+        NoDivisor: it divides by 0.
     """
     total = 0
     for monomial, coefficient in index.terms:
@@ -27,11 +36,24 @@ def evaluate(index: Index, values: Mapping[str, int]) -> int:
 def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
     if isinstance(atom, Sym):
         return values[atom.name]
-    if isinstance(atom, FloorDiv):
-        return evaluate(atom.a, values) // evaluate(atom.b, values)
-    if isinstance(atom, Mod):
-        return evaluate(atom.a, values) % evaluate(atom.b, values)
+    if isinstance(atom, FloorDiv | Mod):
+        divisor = evaluate(atom.b, values)
+        if divisor == 0:
+            raise NoDivisor(atom.b)
+        left = evaluate(atom.a, values)
+        return left // divisor if isinstance(atom, FloorDiv) else left % divisor
     raise TypeError(f"{atom} is no size")
+
+
+def divisors(index: Index) -> Iterator[Index]:
+    """What an index divides by that depends on symbols; those inside of others come first."""
+    for monomial, _ in index.terms:
+        for atom in monomial:
+            if isinstance(atom, FloorDiv | Mod):
+                yield from divisors(atom.a)
+                yield from divisors(atom.b)
+                if not atom.b.is_const:
+                    yield atom.b
 
 
 NO_HINTS: Mapping[str, int] = MappingProxyType({})
