@@ -72,6 +72,7 @@ def test_counters():
         "recompiles",
         "backend_compiles",
         "backend_cache_hits",
+        "backend_restored",
         "constant_refreshes",
         "trained",
         "compiled_backwards",
