@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
@@ -11,6 +10,7 @@ from lampwork.errors import SerialError
 from lampwork.loops.ir.polynomial import Index
 from lampwork.records import record
 from lampwork.serial.indices import index_from_json
+from lampwork.standard import math
 
 Refusal = Callable[[str], Exception]
 """Makes the error of a sentence's end: "has no object at entries.forward"."""

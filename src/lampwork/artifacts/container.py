@@ -14,7 +14,6 @@ import hashlib
 import json
 import mmap
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from lampwork import pristine
 from lampwork.artifacts.checked import parsed
 from lampwork.errors import ArtifactError, ExportError, text_of
 from lampwork.records import record
+from lampwork.standard import struct
 from lampwork.written import write_with
 
 ALIGNMENT = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
@@ -54,6 +53,7 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
+from lampwork.standard import itertools
 
 _MOST_APART = 16
 """How many programs are made for sizes that are apart, at most."""
