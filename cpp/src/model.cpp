@@ -543,6 +543,10 @@ std::vector<char*> Model::results(const EntryManifest& about, const Program& pro
       fail(LW_INPUT, what + " has the strides " + shown(strides.data(), given.ndim) + " for the shape " +
                          shown(given.shape, given.ndim) + ", where elements are in one another's place");
     }
+    for (size_t other = 0; other < i; ++other) {
+      if (range.begin != range.end && into[other].data == given.data)
+        fail(LW_INPUT, what + " is that for the result '" + about.leaves[other].name + "', too");
+    }
     const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
     if (given.data == nullptr && !is_empty) fail(LW_INPUT, "there is no memory for the result '" + leaf.name + "' of '" + about.name + "'");
     if (value == nullptr || is_empty || value->kind != Kind::Fresh || !is_aligned(given.data, dtype)) continue;

@@ -282,6 +282,11 @@ def test_memory_that_elements_share_is_refused(
     ):
         with pytest.raises(CppError, match=f"LW_INPUT: the memory for the result 'square' .*{message}"):
             model.run_into(x, into=[memory, row, number], entry="affine")
+    both = torch.zeros(2, 4)
+    with pytest.raises(
+        CppError, match="LW_INPUT: .* result 'column' .* is that for the result 'square', too"
+    ):
+        model.run_into(x, into=[both, both[:, 0], number], entry="affine")
     for strides in ((2**62, 2**62), (2**61 - 1, 1)):
         with pytest.raises(CppError, match="LW_INPUT: the input 'x' of 'affine' .*reach beyond all memory"):
             model.run(given(x, (2, 4), strides), entry="affine")
