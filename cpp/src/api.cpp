@@ -60,12 +60,12 @@ const rt::EntryManifest& checked_entry(const lw_model* model, size_t entry) {
 }
 
 std::vector<rt::Given> given(const lw_tensor* tensors, size_t count, const char* what) {
-  if (tensors == nullptr && count > 0) refuse(std::string(what) + " are a null pointer");
+  if (tensors == nullptr && count > 0) refuse("the " + std::string(what) + "s are a null pointer");
   std::vector<rt::Given> found;
   found.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     const lw_tensor& one = tensors[i];
-    const std::string name = std::string(what) + " " + std::to_string(i);
+    const std::string name = "the " + std::string(what) + " " + std::to_string(i);
     if (one.ndim < 0 || one.ndim > 64) refuse(name + ": it has " + std::to_string(one.ndim) + " dimensions");
     if (one.ndim > 0 && one.shape == nullptr) refuse(name + ": its shape is a null pointer");
     if (rt::find_dtype(one.dtype) == nullptr) refuse(name + ": it has no dtype");

@@ -79,6 +79,8 @@ const std::unordered_map<std::string_view, void*>& functions() {
       {"rintf", address(static_cast<OneSingle>(::rintf))},
       {"round", address(static_cast<One>(::round))},
       {"roundf", address(static_cast<OneSingle>(::roundf))},
+      {"sincos", address(static_cast<void (*)(double, double*, double*)>(::sincos))},  // what sin and cos of one number become
+      {"sincosf", address(static_cast<void (*)(float, float*, float*)>(::sincosf))},
       {"sin", address(static_cast<One>(::sin))},
       {"sinf", address(static_cast<OneSingle>(::sinf))},
       {"sinh", address(static_cast<One>(::sinh))},

@@ -21,7 +21,7 @@ std::string system_error() { return std::strerror(errno); }
 }  // namespace
 
 std::shared_ptr<const Bytes> Bytes::map(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer is opened, too
   if (file < 0) fail(LW_FILE, "'" + path + "' cannot be opened: " + system_error());
   struct stat about {};
   if (::fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) {

@@ -3,13 +3,15 @@
 
 #include "lampwork/lampwork.h"
 
+#include "text.h"
+
 #include <stdexcept>
 #include <string>
 
 namespace lampwork::runtime {
 
 struct Error : std::runtime_error {
-  Error(lw_status status, const std::string& message) : std::runtime_error(message), status(status) {}
+  Error(lw_status status, const std::string& message) : std::runtime_error(shortened(message)), status(status) {}
   lw_status status;
 };
 

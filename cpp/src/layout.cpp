@@ -306,4 +306,15 @@ std::unique_ptr<Layout> Layout::read(const Json& json, const SymbolNumbers& symb
   return layout;
 }
 
+void Layout::describe(size_t number, lw_dtype dtype, const std::vector<Index>& shape, const std::vector<Index>& strides) {
+  ValueLayout& value = values[number];
+  value.dtype = dtype;
+  value.shape = shape;
+  value.strides = strides;
+  std::set<size_t> placed_by(keys.begin(), keys.end());
+  for (const Index& each : shape) each.collect(placed_by);
+  for (const Index& each : strides) each.collect(placed_by);
+  keys.assign(placed_by.begin(), placed_by.end());
+}
+
 }  // namespace lampwork::runtime

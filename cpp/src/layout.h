@@ -77,6 +77,8 @@ struct Layout {
   // run. `symbols`, `n_inputs` and `n_bound` are those of the entry; the program of the constants has no symbols.
   static std::unique_ptr<Layout> read(const Json& json, const SymbolNumbers& symbols, size_t n_modules, size_t n_inputs,
                                       size_t n_bound);
+  // Says what a value is that is known to torch alone.
+  void describe(size_t number, lw_dtype dtype, const std::vector<Index>& shape, const std::vector<Index>& strides);
 };
 
 }  // namespace lampwork::runtime

@@ -1,6 +1,6 @@
 #include "manifest.h"
 
-#include "program.h"
+#include "strides.h"
 
 #include <algorithm>
 #include <set>
@@ -52,7 +52,8 @@ class EntryReader {
  public:
   EntryReader(EntryManifest& entry, size_t n_weights) : entry_(entry), n_weights_(n_weights), what_("the entry '" + entry.name + "'") {}
 
-  void read(const Json& json) {
+  // `like`: what the manifest says of the entry that this one serves for, or nullptr.
+  void read(const Json& json, const Json* like) {
     const Json::List& symbols = list_of(member(json, "symbols", what_), "the symbols of " + what_);
     const Json::List& inputs = list_of(member(json, "inputs", what_), "the inputs of " + what_);
     for (const Json& symbol : symbols) read_symbol(symbol, inputs.size());
@@ -66,7 +67,7 @@ class EntryReader {
       entry_.weights.push_back(static_cast<size_t>(integer_of(weight, "a weight of " + what_, 0, static_cast<int64_t>(n_weights_) - 1)));
     for (const Json& output : list_of(member(json, "outputs", what_), "the outputs of " + what_))
       entry_.outputs.push_back(read_tensed(output, "an output of " + what_));
-    read_leaves(member(json, "result", what_), "");
+    read_leaves(member(json, "result", what_), like == nullptr ? nullptr : like->find("result"), "");
     for (const Json& pair : list_of(member(json, "writes", what_), "what " + what_ + " writes to")) {
       const Json::List& item = pair_of(pair, "what " + what_ + " writes to");
       const auto n_written = static_cast<int64_t>(entry_.inputs.size() + entry_.weights.size());
@@ -93,6 +94,7 @@ class EntryReader {
       const std::string name = kind == nullptr ? "size" : text_of(*kind, "the kind of " + what);
       if (name != "size" && name != "stride") fail(LW_VERSION, what + " is a " + name + ", which this library does not know");
       symbol.kind = name == "size" ? SymbolKind::Size : SymbolKind::Stride;
+      if (symbol.kind == SymbolKind::Stride) symbol.stride = Index::read(member(json, "index", what), entry_.numbers, what);
     } else {
       const Json& argument = member(json, "argument", what);
       symbol.kind = SymbolKind::Number;
@@ -134,7 +136,9 @@ class EntryReader {
                                  text == nullptr ? op : text_of(*text, what)});
   }
 
-  void read_leaves(const Json& tree, const std::string& path) {
+  // `like`: the same part of the result of the entry that this one serves for. What is a number there may be a constant here,
+  // where sizes are; it is a number all the same.
+  void read_leaves(const Json& tree, const Json* like, const std::string& path) {
     const std::string what = "the result of " + what_;
     const auto below = [&path](const std::string& name) { return path.empty() ? name : path + "." + name; };
     if (const Json* output = optional_member(tree, "output", what)) {
@@ -142,19 +146,32 @@ class EntryReader {
       entry_.leaves.push_back({path.empty() ? entry_.outputs[number].name : path, static_cast<int64_t>(number), {}});
     } else if (const Json* number = optional_member(tree, "number", what)) {
       entry_.leaves.push_back({path.empty() ? "number" : path, -1, Index::read(*number, entry_.numbers, what)});
+    } else if (like != nullptr && like->find("number") != nullptr) {
+      const int64_t constant = integer_of(member(tree, "const", what), "a number in " + what);
+      entry_.leaves.push_back({path.empty() ? "number" : path, -1, Index(constant)});
     }
+    const auto item_like = [&](const char* kind, size_t at) -> const Json* {
+      const Json* items = like == nullptr ? nullptr : like->find(kind);
+      return items == nullptr || items->list() == nullptr || at >= items->list()->size() ? nullptr : &(*items->list())[at];
+    };
     for (const char* kind : {"list", "tuple", "size"}) {
       const Json* items = optional_member(tree, kind, what);
       if (items == nullptr) continue;
       size_t at = 0;
-      for (const Json& item : list_of(*items, what)) read_leaves(item, below(std::to_string(at++)));
+      for (const Json& item : list_of(*items, what)) {
+        read_leaves(item, item_like(kind, at), below(std::to_string(at)));
+        ++at;
+      }
     }
     for (const char* kind : {"dict", "fields"}) {
       const Json* items = optional_member(tree, kind, what);
       if (items == nullptr) continue;
+      size_t at = 0;
       for (const Json& item : list_of(*items, what)) {
         const Json::List& pair = pair_of(item, "an item of " + what);
-        read_leaves(pair[1], below(pair[0].text() != nullptr ? *pair[0].text() : pair[0].shown()));
+        const Json* there = item_like(kind, at++);
+        const bool is_pair = there != nullptr && there->list() != nullptr && there->list()->size() == 2;
+        read_leaves(pair[1], is_pair ? &(*there->list())[1] : nullptr, below(pair[0].text() != nullptr ? *pair[0].text() : pair[0].shown()));
       }
     }
   }
@@ -163,6 +180,18 @@ class EntryReader {
   size_t n_weights_;
   std::string what_;
 };
+
+// Whether two entries take and give tensors of the same dtypes and numbers of dimensions, and numbers in the same places.
+bool is_called_alike(const EntryManifest& one, const EntryManifest& other) {
+  const auto is_alike = [](const Tensed& a, const Tensed& b) { return a.dtype == b.dtype && a.shape.size() == b.shape.size(); };
+  const auto gives_alike = [&](const Leaf& a, const Leaf& b) {
+    if (a.output < 0 || b.output < 0) return a.output < 0 && b.output < 0;
+    return is_alike(one.outputs[static_cast<size_t>(a.output)], other.outputs[static_cast<size_t>(b.output)]);
+  };
+  return one.arguments == other.arguments &&
+         std::equal(one.inputs.begin(), one.inputs.end(), other.inputs.begin(), other.inputs.end(), is_alike) &&
+         std::equal(one.leaves.begin(), one.leaves.end(), other.leaves.begin(), other.leaves.end(), gives_alike);
+}
 
 TargetManifest read_target(const Json& json) {
   TargetManifest target;
@@ -201,11 +230,13 @@ Manifest Manifest::read(const Container& container) {
   if (entries.empty()) damaged("it has no entries");
   std::map<std::string, std::vector<std::string>> otherwise;
   std::set<std::string> uncalled;
+  std::map<std::string, const Json*> served;  // by the name of an entry: what it serves for
   for (const auto& [name, about] : entries) {
     const Json* others = optional_member(about, "otherwise", "the entry '" + name + "'");
     if (others == nullptr) continue;
     otherwise[name] = texts_of(*others, "what serves otherwise than '" + name + "'");
     uncalled.insert(otherwise[name].begin(), otherwise[name].end());
+    for (const std::string& other : otherwise[name]) served.emplace(other, &about);
   }
   Json::Members ordered = entries;
   const auto called = std::stable_partition(ordered.begin(), ordered.end(),
@@ -217,14 +248,15 @@ Manifest Manifest::read(const Container& container) {
     numbers.emplace(name, manifest.entries.size());
     manifest.entries.push_back({});
     manifest.entries.back().name = name;
-    EntryReader(manifest.entries.back(), manifest.weights.size()).read(about);
+    const auto like = served.find(name);
+    EntryReader(manifest.entries.back(), manifest.weights.size()).read(about, like == served.end() ? nullptr : like->second);
   }
   for (EntryManifest& entry : manifest.entries) {
     for (const std::string& other : otherwise[entry.name]) {
       const auto found = numbers.find(other);
       if (found == numbers.end()) damaged("it has no entry '" + other + "', which serves otherwise than '" + entry.name + "'");
       const EntryManifest& there = manifest.entries[found->second];
-      if (there.inputs.size() != entry.inputs.size() || there.arguments != entry.arguments || there.leaves.size() != entry.leaves.size())
+      if (!is_called_alike(there, entry))
         damaged("the entry '" + other + "' is called otherwise than '" + entry.name + "'");
       entry.otherwise.push_back(found->second);
     }
@@ -241,16 +273,6 @@ Manifest Manifest::read(const Container& container) {
     manifest.sections.emplace(name, section);
   }
   return manifest;
-}
-
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides(shape.size());
-  int64_t step = 1;
-  for (size_t i = shape.size(); i-- > 0;) {
-    strides[i] = step;
-    if (__builtin_mul_overflow(step, std::max<int64_t>(shape[i], 1), &step)) step = 0;  // such a tensor has no memory
-  }
-  return strides;
 }
 
 }  // namespace lampwork::runtime

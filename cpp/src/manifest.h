@@ -38,6 +38,7 @@ struct Symbol {
   std::optional<int64_t> max;
   size_t input;  // or its place among the numbers of the call
   size_t dim;
+  Index stride;  // of symbols before it, where the symbol is a stride
 };
 
 enum class Relation : uint8_t { Equal, NotEqual, NotNegative, Fits };
@@ -94,8 +95,5 @@ struct Manifest {
   // LW_FORMAT if it has none, or says what is not so; LW_VERSION.
   static Manifest read(const Container& container);
 };
-
-// Those of an array in C's order.
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);
 
 }  // namespace lampwork::runtime

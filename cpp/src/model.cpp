@@ -3,6 +3,8 @@
 #include "c_library.h"
 #include "cpu.h"
 #include "sha256.h"
+#include "strides.h"
+#include "text.h"
 
 #include <sched.h>
 
@@ -23,42 +25,6 @@ int cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
-}
-
-std::string listed(const std::vector<std::string>& words, const char* between) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
-}
-
-std::string shown(const int64_t* sizes, size_t count) {
-  std::string text = "(";
-  for (size_t i = 0; i < count; ++i) text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
-  return text + ")";
-}
-
-// Whether two layouts of a shape are the same, where it makes a difference.
-bool same_layout(const int64_t* shape, size_t ndim, const int64_t* one, const int64_t* other) {
-  for (size_t i = 0; i < ndim; ++i) {
-    if (shape[i] == 0) return true;
-  }
-  for (size_t i = 0; i < ndim; ++i) {
-    if (shape[i] != 1 && one[i] != other[i]) return false;
-  }
-  return true;
-}
-
-bool is_aligned(const char* data, lw_dtype dtype) {
-  return reinterpret_cast<uintptr_t>(data) % std::min<size_t>(size_of(dtype), 8) == 0;
-}
-
-std::vector<int64_t> numbers_of(const std::vector<Index>& indices, const int64_t* symbols) {
-  std::vector<int64_t> found(indices.size());
-  for (size_t i = 0; i < indices.size(); ++i) {
-    if (!indices[i].evaluate(symbols, found[i]) || found[i] < 0)
-      fail(LW_INPUT, "a size that follows from those of the inputs is negative, or does not fit int64");
-  }
-  return found;
 }
 
 int32_t root_of(const Layout& layout, int32_t number) {
@@ -261,6 +227,7 @@ void Model::read_entries(const Options& options) {
     entry->about = &about;
     const Json& json = member(layouts, about.name.c_str(), "the programs' entries");
     entry->layout = Layout::read(json, about.numbers, modules.size(), about.inputs.size(), about.weights.size());
+    complete(about, *entry->layout);
     const Layout& layout = *entry->layout;
     if (layout.outputs.size() != about.outputs.size())
       damaged("the program of '" + about.name + "' has other outputs than the manifest says");
@@ -296,6 +263,37 @@ void Model::read_entries(const Options& options) {
       }
     }
     entries_.push_back(std::move(entry));
+  }
+}
+
+// What a program leaves to torch alone, such as complex numbers, it does not describe; inputs, weights and results are as the
+// manifest says.
+void Model::complete(const EntryManifest& about, Layout& layout) const {
+  const auto complete_weight = [&](Layout& of, size_t number, int32_t position) {
+    const Weight& weight = manifest_.weights[about.weights[static_cast<size_t>(position)]];
+    std::vector<Index> shape, strides;
+    for (const int64_t size : weight.shape) shape.emplace_back(size);
+    for (const int64_t stride : weight.strides) strides.emplace_back(stride);
+    of.describe(number, weight.dtype, shape, strides);
+  };
+  for (size_t number = 0; number < layout.values.size(); ++number) {
+    const ValueLayout& value = layout.values[number];
+    if (value.dtype != LW_NO_DTYPE) continue;
+    if (value.kind == Kind::Bound) complete_weight(layout, number, value.position);
+    if (value.kind != Kind::Input) continue;
+    const Tensed& input = about.inputs[static_cast<size_t>(value.position)];
+    layout.describe(number, input.dtype, input.shape, input.strides);
+  }
+  for (size_t i = 0; i < layout.outputs.size() && i < about.outputs.size(); ++i) {
+    const auto number = static_cast<size_t>(layout.outputs[i]);
+    const Tensed& output = about.outputs[i];
+    if (layout.values[number].dtype == LW_NO_DTYPE && layout.values[number].kind == Kind::Aten)
+      layout.describe(number, output.dtype, output.shape, output.strides);
+  }
+  if (layout.constants == nullptr) return;
+  for (size_t number = 0; number < layout.constants->values.size(); ++number) {
+    const ValueLayout& value = layout.constants->values[number];
+    if (value.dtype == LW_NO_DTYPE && value.kind == Kind::Input) complete_weight(*layout.constants, number, value.position);
   }
 }
 
@@ -508,132 +506,6 @@ void Model::prepare(size_t number) {
 
 // --- calls ---------------------------------------------------------------------------------------------------
 
-namespace {
-
-// Whether the sizes of inputs are such as an entry is for.
-bool fits(const EntryManifest& about, const std::vector<Given>& inputs) {
-  if (inputs.size() != about.inputs.size()) return false;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const std::vector<int64_t>& sizes = about.inputs[i].sizes;
-    if (inputs[i].ndim != sizes.size()) return false;
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] >= 0 && inputs[i].shape[d] != sizes[d]) return false;
-    }
-  }
-  return std::all_of(about.symbols.begin(), about.symbols.end(), [&](const Symbol& symbol) {
-    if (symbol.kind != SymbolKind::Size) return true;
-    const int64_t size = inputs[symbol.input].shape[symbol.dim];
-    return size >= symbol.min && (!symbol.max || size <= *symbol.max);
-  });
-}
-
-// The numbers of an entry's symbols in a call; LW_INPUT if it does not take such inputs.
-std::vector<int64_t> solve(const EntryManifest& about, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers) {
-  const std::string of = "'" + about.name + "'";
-  if (inputs.size() != about.inputs.size()) {
-    fail(LW_INPUT, of + " takes " + std::to_string(about.inputs.size()) + " tensors, and got " + std::to_string(inputs.size()));
-  }
-  if (numbers.size() != about.arguments.size()) {
-    fail(LW_INPUT, of + " takes " + std::to_string(about.arguments.size()) + " numbers" +
-                       (about.arguments.empty() ? "" : " (" + listed(about.arguments, ", ") + ")") + ", and got " +
-                       std::to_string(numbers.size()));
-  }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensed& input = about.inputs[i];
-    const Given& given = inputs[i];
-    if (given.dtype != input.dtype) {
-      fail(LW_INPUT, "the input '" + input.name + "' of " + of + " is " + name_of(given.dtype) + "; " + name_of(input.dtype) +
-                         " was expected");
-    }
-    if (given.ndim != input.shape.size()) {
-      fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has " + std::to_string(given.ndim) + " dimensions; " +
-                         std::to_string(input.shape.size()) + " were expected");
-    }
-    int64_t elements = 1;
-    for (size_t d = 0; d < given.ndim; ++d) {
-      if (given.shape[d] < 0 || __builtin_mul_overflow(elements, given.shape[d], &elements)) {
-        fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has the impossible shape " + shown(given.shape, given.ndim));
-      }
-      if (given.strides != nullptr && given.strides[d] < 0)
-        fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has a negative stride. Copy it");
-    }
-    if (given.data == nullptr && elements > 0) fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has no memory");
-  }
-  std::vector<int64_t> symbols(about.symbols.size());
-  for (size_t i = 0; i < symbols.size(); ++i) {
-    const Symbol& symbol = about.symbols[i];
-    std::string what;
-    if (symbol.kind == SymbolKind::Number) {
-      symbols[i] = numbers[symbol.input];
-      what = "the number '" + about.arguments[symbol.input] + "'";
-    } else {
-      const Given& given = inputs[symbol.input];
-      const bool is_size = symbol.kind == SymbolKind::Size;
-      if (is_size) {
-        symbols[i] = given.shape[symbol.dim];
-      } else if (given.strides != nullptr) {
-        symbols[i] = given.strides[symbol.dim];
-      } else {
-        symbols[i] = contiguous_strides({given.shape, given.shape + given.ndim})[symbol.dim];
-      }
-      what = (is_size ? "dimension " : "the stride of dimension ") + std::to_string(symbol.dim) + " of the input '" +
-             about.inputs[symbol.input].name + "'";
-    }
-    if (symbols[i] < symbol.min || (symbol.max && symbols[i] > *symbol.max)) {
-      // Sizes of 1 are those of other entries.
-      const int64_t least = symbol.min == 2 && !about.otherwise.empty() ? 1 : symbol.min;
-      fail(LW_INPUT, what + " of " + of + " is " + std::to_string(symbols[i]) + "; " +
-                         (symbol.max ? "between " + std::to_string(least) + " and " + std::to_string(*symbol.max)
-                                     : "at least " + std::to_string(least)) +
-                         " was expected (" + symbol.name + ")");
-    }
-  }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensed& input = about.inputs[i];
-    for (size_t d = 0; d < input.shape.size(); ++d) {
-      int64_t wanted = 0;
-      if (!input.shape[d].evaluate(symbols.data(), wanted)) fail(LW_INPUT, "a size of the input '" + input.name + "' leaves int64");
-      if (inputs[i].shape[d] != wanted) {
-        fail(LW_INPUT, "the input '" + input.name + "' of " + of + " has " + std::to_string(inputs[i].shape[d]) + " in dimension " +
-                           std::to_string(d) + "; " + std::to_string(wanted) + " was expected");
-      }
-    }
-  }
-  for (const Condition& condition : about.conditions) {
-    int64_t value = 0;
-    bool holds = condition.index.evaluate(symbols.data(), value);
-    if (condition.relation == Relation::Equal) holds = holds && value == 0;
-    if (condition.relation == Relation::NotEqual) holds = holds && value != 0;
-    if (condition.relation == Relation::NotNegative) holds = holds && value >= 0;
-    if (!holds) {
-      std::string sizes;
-      for (size_t i = 0; i < symbols.size(); ++i)
-        sizes += (sizes.empty() ? "" : ", ") + about.symbols[i].name + " = " + std::to_string(symbols[i]);
-      fail(LW_INPUT, of + " was exported for inputs with " + condition.text + ", which does not hold for " + sizes);
-    }
-  }
-  return symbols;
-}
-
-// What an input or result lies in, of the caller's.
-struct Range {
-  const char* begin;
-  const char* end;
-  bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
-};
-
-std::vector<int64_t> strides_of(const Given& given) {
-  if (given.strides != nullptr) return {given.strides, given.strides + given.ndim};
-  return contiguous_strides({given.shape, given.shape + given.ndim});
-}
-
-Range range_of(const Given& given, const std::vector<int64_t>& strides) {
-  const int64_t bytes = spanned_bytes(given.dtype, {given.shape, given.shape + given.ndim}, strides);
-  return {given.data, given.data + bytes};
-}
-
-}  // namespace
-
 // The entry that serves a call: another one for sizes of 1. If none fits, the first one says why.
 size_t Model::serving(size_t number, const std::vector<Given>& inputs) const {
   const EntryManifest& about = manifest_.entries[number];
@@ -644,13 +516,79 @@ size_t Model::serving(size_t number, const std::vector<Given>& inputs) const {
   return number;
 }
 
+// Memory of the caller, for the results that can be made there.
+std::vector<char*> Model::results(const EntryManifest& about, const Program& program, const std::vector<Given>& inputs,
+                                  const std::vector<Given>& into) const {
+  if (!into.empty() && into.size() != about.leaves.size()) {
+    fail(LW_INPUT, "'" + about.name + "' gives " + std::to_string(about.leaves.size()) + " results, and got memory for " +
+                       std::to_string(into.size()));
+  }
+  std::vector<char*> found(program.outputs.size(), nullptr);
+  for (size_t i = 0; i < into.size(); ++i) {
+    const Leaf& leaf = about.leaves[i];
+    const Given& given = into[i];
+    const auto output = static_cast<size_t>(std::max<int64_t>(leaf.output, 0));
+    const Value* value = leaf.output < 0 ? nullptr : &program.values[static_cast<size_t>(program.outputs[output])];
+    const lw_dtype dtype = value == nullptr ? LW_INT64 : value->dtype;
+    const std::vector<int64_t> shape = value == nullptr ? std::vector<int64_t>{} : value->shape;
+    if (given.dtype != dtype || given.ndim != shape.size() || !std::equal(shape.begin(), shape.end(), given.shape)) {
+      fail(LW_INPUT, "the memory for the result '" + leaf.name + "' of '" + about.name + "' is for " + name_of(given.dtype) + " " +
+                         shown(given.shape, given.ndim) + "; " + name_of(dtype) + " " + shown(shape.data(), shape.size()) +
+                         " was expected");
+    }
+    const std::string what = "the memory for the result '" + leaf.name + "' of '" + about.name + "'";
+    const Range range = range_of(given, what);
+    const std::vector<int64_t> strides = strides_of(given);
+    if (overlaps(given.shape, strides.data(), given.ndim)) {
+      fail(LW_INPUT, what + " has the strides " + shown(strides.data(), given.ndim) + " for the shape " +
+                         shown(given.shape, given.ndim) + ", where elements are in one another's place");
+    }
+    for (size_t other = 0; other < i; ++other) {
+      if (range.begin != range.end && into[other].data == given.data)
+        fail(LW_INPUT, what + " is that for the result '" + about.leaves[other].name + "', too");
+    }
+    const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+    if (given.data == nullptr && !is_empty) fail(LW_INPUT, "there is no memory for the result '" + leaf.name + "' of '" + about.name + "'");
+    if (value == nullptr || is_empty || value->kind != Kind::Fresh || !is_aligned(given.data, dtype)) continue;
+    if (!same_layout(shape.data(), shape.size(), strides.data(), value->strides.data())) continue;
+    bool is_free = true;
+    for (const Given& input : inputs) is_free = is_free && !range.meets(range_of(input, "an input"));
+    if (is_free) found[output] = given.data;
+  }
+  return found;
+}
+
+void Model::write_back(const Entry& entry, const Program& program, const std::vector<Given>& inputs, const std::vector<Held>& held,
+                       const Weights& weights) const {
+  const EntryManifest& about = *entry.about;
+  for (const auto& [written, output] : about.writes) {
+    if (entry.written_by_program[written]) continue;
+    const Value& value = program.values[static_cast<size_t>(program.outputs[output])];
+    if (written < inputs.size()) {
+      if (value.shape != std::vector<int64_t>(inputs[written].shape, inputs[written].shape + inputs[written].ndim) ||
+          value.dtype != inputs[written].dtype) {
+        damaged("what is written to the input '" + about.inputs[written].name + "' is another tensor");
+      }
+      copy_strided(inputs[written].data, strides_of(inputs[written]).data(), held[output].data, value.strides.data(), value.shape,
+                   size_of(value.dtype));
+    } else {
+      const size_t at = about.weights[written - inputs.size()];
+      const Weight& weight = manifest_.weights[at];
+      if (value.shape != weight.shape || value.dtype != weight.dtype)
+        damaged("what is written to the weight '" + weight.name + "' is another tensor");
+      copy_strided(weights.data[at], weight.strides.data(), held[output].data, value.strides.data(), value.shape, size_of(value.dtype));
+    }
+  }
+}
+
 std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers,
                                const std::vector<Given>& into) {
   const size_t number = serving(called, inputs);
   Entry& entry = *entries_.at(number);
   const EntryManifest& about = *entry.about;
   if (!entry.aten.empty() && aten_ == nullptr) prepare(number);
-  const std::vector<int64_t> symbols = solve(about, inputs, numbers);
+  const std::vector<int64_t> symbols = solve(manifest_, about, inputs, numbers);
+  check_written(about, inputs, entry.written_inputs);
 
   std::unique_lock<std::shared_mutex> alone(writing_, std::defer_lock);
   std::shared_lock<std::shared_mutex> shared(writing_, std::defer_lock);
@@ -674,7 +612,14 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
     const std::vector<int64_t> there = strides_of(given);
     data[i] = given.data;
     objects[i] = given.object;
-    if (same_layout(given.shape, given.ndim, there.data(), wanted.data()) && is_aligned(given.data, given.dtype)) continue;
+    const bool is_same = same_layout(given.shape, given.ndim, there.data(), wanted.data());
+    if (is_same && is_aligned(given.data, given.dtype)) continue;
+    if (!is_same && overlaps(given.shape, wanted.data(), given.ndim)) {
+      fail(LW_INPUT, "the input '" + about.inputs[i].name + "' of '" + about.name + "' has the strides " +
+                         shown(there.data(), given.ndim) + "; " + shown(wanted.data(), given.ndim) +
+                         " were expected, where elements are in one another's place. Export the model again, with an example "
+                         "that is contiguous");
+    }
     const std::vector<int64_t> shape(given.shape, given.shape + given.ndim);
     copies[i] = std::make_unique<Block>(static_cast<size_t>(spanned_bytes(given.dtype, shape, wanted)));
     copy_strided(copies[i]->data(), wanted.data(), given.data, there.data(), shape, size_of(given.dtype));
@@ -682,35 +627,7 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
     objects[i] = nullptr;
   }
 
-  // Results that can be made where the caller wants them.
-  if (!into.empty() && into.size() != about.leaves.size()) {
-    fail(LW_INPUT, "'" + about.name + "' gives " + std::to_string(about.leaves.size()) + " results, and got memory for " +
-                       std::to_string(into.size()));
-  }
-  std::vector<char*> results(program.outputs.size(), nullptr);
-  for (size_t i = 0; i < into.size(); ++i) {
-    const Leaf& leaf = about.leaves[i];
-    const Given& given = into[i];
-    const auto output = static_cast<size_t>(std::max<int64_t>(leaf.output, 0));
-    const Value* value = leaf.output < 0 ? nullptr : &program.values[static_cast<size_t>(program.outputs[output])];
-    const lw_dtype dtype = value == nullptr ? LW_INT64 : value->dtype;
-    const std::vector<int64_t> shape = value == nullptr ? std::vector<int64_t>{} : value->shape;
-    if (given.dtype != dtype || given.ndim != shape.size() || !std::equal(shape.begin(), shape.end(), given.shape)) {
-      fail(LW_INPUT, "the memory for the result '" + leaf.name + "' of '" + about.name + "' is for " + name_of(given.dtype) + " " +
-                         shown(given.shape, given.ndim) + "; " + name_of(dtype) + " " + shown(shape.data(), shape.size()) +
-                         " was expected");
-    }
-    const std::vector<int64_t> strides = strides_of(given);
-    const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
-    if (given.data == nullptr && !is_empty) fail(LW_INPUT, "there is no memory for the result '" + leaf.name + "' of '" + about.name + "'");
-    if (value == nullptr || is_empty || value->kind != Kind::Fresh || !is_aligned(given.data, dtype)) continue;
-    if (!same_layout(shape.data(), shape.size(), strides.data(), value->strides.data())) continue;
-    const Range range = range_of(given, strides);
-    bool is_free = true;
-    for (const Given& input : inputs) is_free = is_free && !range.meets(range_of(input, strides_of(input)));
-    if (is_free) results[output] = given.data;
-  }
-
+  std::vector<char*> results = this->results(about, program, inputs, into);
   std::vector<char*> bound;
   for (const size_t weight : about.weights) bound.push_back(weights->data[weight]);
   static const std::vector<Held> no_constants;
@@ -725,25 +642,7 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
     throw;
   }
 
-  // What is written to.
-  for (const auto& [written, output] : about.writes) {
-    if (entry.written_by_program[written]) continue;
-    const Value& value = program.values[static_cast<size_t>(program.outputs[output])];
-    if (written < inputs.size()) {
-      if (value.shape != std::vector<int64_t>(inputs[written].shape, inputs[written].shape + inputs[written].ndim) ||
-          value.dtype != inputs[written].dtype) {
-        damaged("what is written to the input '" + about.inputs[written].name + "' is another tensor");
-      }
-      copy_strided(inputs[written].data, strides_of(inputs[written]).data(), held[output].data, value.strides.data(), value.shape,
-                   size_of(value.dtype));
-    } else {
-      const size_t at = about.weights[written - inputs.size()];
-      const Weight& weight = manifest_.weights[at];
-      if (value.shape != weight.shape || value.dtype != weight.dtype)
-        damaged("what is written to the weight '" + weight.name + "' is another tensor");
-      copy_strided(weights->data[at], weight.strides.data(), held[output].data, value.strides.data(), value.shape, size_of(value.dtype));
-    }
-  }
+  write_back(entry, program, inputs, held, *weights);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (copies[i] == nullptr || !entry.written_by_program[i]) continue;
     copy_strided(inputs[i].data, strides_of(inputs[i]).data(), copies[i]->data(),

@@ -3,7 +3,7 @@
 
 #include "execute.h"
 #include "machine_code.h"
-#include "manifest.h"
+#include "signature.h"
 
 #include <atomic>
 #include <list>
@@ -28,16 +28,6 @@ struct Output {
   lw_dtype dtype;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
-};
-
-// A tensor that the caller gives.
-struct Given {
-  char* data;
-  lw_dtype dtype;
-  size_t ndim;
-  const int64_t* shape;
-  const int64_t* strides;        // nullptr: contiguous
-  std::shared_ptr<void> object;  // at::Tensor, or nullptr
 };
 
 // The memory of all weights, in one state.
@@ -85,12 +75,17 @@ class Model {
   std::string section(const std::string& name) const;
   std::shared_ptr<Weights> make_weights(const Container& container, bool is_own) const;
   void check_weights(const Entry& entry, const Layout& layout, Kind kind) const;
+  void complete(const EntryManifest& about, Layout& layout) const;
   void note_writes(Entry& entry);
   std::shared_ptr<Placed> placed(Entry& entry, const std::vector<int64_t>& symbols);
   void check_placed(const Entry& entry, const Program& program, const std::vector<int64_t>& symbols) const;
   std::shared_ptr<const Constants> constants(Maker& maker, const std::shared_ptr<Weights>& weights) const;
   size_t serving(size_t entry, const std::vector<Given>& inputs) const;
   std::shared_ptr<Weights> weights() const;
+  std::vector<char*> results(const EntryManifest& about, const Program& program, const std::vector<Given>& inputs,
+                             const std::vector<Given>& into) const;
+  void write_back(const Entry& entry, const Program& program, const std::vector<Given>& inputs, const std::vector<Held>& held,
+                  const Weights& weights) const;
   std::shared_ptr<Program> place_program(const Layout& layout, const int64_t* symbols) const;
 
   Manifest manifest_;

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include "arena.h"
+#include "strides.h"
 
 #include <algorithm>
 
@@ -196,20 +197,6 @@ bool is_copy(const AtenLayout& call, const Layout& layout, Copy& copy) {
   const ValueLayout& from = layout.values[static_cast<size_t>(copy.from)];
   const bool is_used = std::any_of(call.outs.begin(), call.outs.end(), [](int32_t out) { return out >= 0; });
   return !is_used && to.dtype != LW_NO_DTYPE && to.dtype == from.dtype && to.shape.size() == from.shape.size();
-}
-
-int64_t spanned_bytes(lw_dtype dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
-  int64_t elements = 1;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    int64_t reach = 0;
-    if (__builtin_mul_overflow(shape[i] - 1, strides[i], &reach) || __builtin_add_overflow(elements, reach, &elements))
-      damaged("a value has more elements than int64 counts");
-  }
-  if (__builtin_mul_overflow(elements, static_cast<int64_t>(size_of(dtype)), &bytes))
-    damaged("a value has more bytes than int64 counts");
-  return bytes;
 }
 
 std::shared_ptr<Program> Program::place(const Layout& layout, const int64_t* symbols, const Functions& functions) {

@@ -111,7 +111,4 @@ struct Program {
   static std::shared_ptr<Program> place(const Layout& layout, const int64_t* symbols, const Functions& functions);
 };
 
-// Bytes from the first to past the last element. LW_FORMAT if there are more than int64 counts.
-int64_t spanned_bytes(lw_dtype dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides);
-
 }  // namespace lampwork::runtime

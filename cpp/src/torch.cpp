@@ -2,6 +2,7 @@
 #include "lampwork/torch.hpp"
 
 #include "model.h"
+#include "strides.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
@@ -413,6 +414,7 @@ class Library : public rt::AtenLibrary {
     if (value.dtype != LW_NO_DTYPE) {
       if (!tensor.defined() || tensor.sizes() != at::IntArrayRef(value.shape) || tensor.scalar_type() != scalar_type(value.dtype))
         rt::fail(LW_VERSION, layout.op + " gave another result than was recorded. Use the torch that the artifact was made with");
+      tensor = tensor.resolve_conj().resolve_neg();
       if (tensor.strides() != at::IntArrayRef(value.strides) || !tensor.has_storage()) {
         at::Tensor laid_out = at::empty_strided(value.shape, value.strides, tensor.options().layout(at::kStrided));
         laid_out.copy_(tensor);

@@ -19,6 +19,7 @@ at::Tensor tensor_of(const StoredTensor& stored) {
   const at::ScalarType dtype = stored.dtype == LW_INT64     ? at::kLong
                                : stored.dtype == LW_FLOAT32 ? at::kFloat
                                : stored.dtype == LW_FLOAT64 ? at::kDouble
+                               : stored.dtype == LW_COMPLEX64 ? at::kComplexFloat
                                                             : at::kByte;
   return at::from_blob(const_cast<char*>(stored.bytes.data()), stored.shape, dtype).clone();
 }
@@ -42,7 +43,8 @@ int main(int count, char** arguments) {
         if (expected == nullptr) continue;
         const at::Tensor wanted = tensor_of(*expected);
         if (!results[i].sizes().equals(wanted.sizes())) return 1;
-        most = std::max(most, (results[i].to(at::kDouble) - wanted.to(at::kDouble)).abs().max().item<double>());
+        const at::ScalarType wide = wanted.is_complex() ? at::kComplexDouble : at::kDouble;
+        most = std::max(most, (results[i].to(wide) - wanted.to(wide)).abs().max().item<double>());
       }
     }
     std::printf("%s; calls %s; the largest difference is %g\n", model.target_reason().c_str(), model.aten_calls(arguments[2]).c_str(),

@@ -171,7 +171,7 @@ class Model:
         self.runtime.check(self.lib.lw_prepare(self.handle, ctypes.c_size_t(self.entry(entry))))
 
     def run(
-        self, *inputs: torch.Tensor, entry: str = "forward", numbers: Sequence[int] = ()
+        self, *inputs: torch.Tensor | Tensor, entry: str = "forward", numbers: Sequence[int] = ()
     ) -> list[torch.Tensor]:
         """Copies of the results."""
         given, values = self._given(inputs), (ctypes.c_int64 * len(numbers))(*numbers)
@@ -185,7 +185,9 @@ class Model:
         finally:
             self.lib.lw_result_free(result)
 
-    def run_into(self, *inputs: torch.Tensor, into: Sequence[torch.Tensor], entry: str = "forward") -> None:
+    def run_into(
+        self, *inputs: torch.Tensor | Tensor, into: Sequence[torch.Tensor | Tensor], entry: str = "forward"
+    ) -> None:
         given, made, number = self._given(inputs), self._given(into), ctypes.c_size_t(self.entry(entry))
         counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(into))
         none = ctypes.c_size_t(0)
@@ -193,8 +195,10 @@ class Model:
             self.lib.lw_run_into(self.handle, number, given, counts[0], None, none, made, counts[1])
         )
 
-    def _given(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return (Tensor * len(tensors))(*map(given, tensors))
+    def _given(self, tensors: Sequence[torch.Tensor | Tensor]) -> Any:
+        return (Tensor * len(tensors))(
+            *(each if isinstance(each, Tensor) else given(each) for each in tensors)
+        )
 
     def _result(self, result: ctypes.c_void_p, number: int) -> torch.Tensor:
         found = Tensor()
@@ -208,14 +212,18 @@ class Model:
         return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
-def given(tensor: torch.Tensor) -> Tensor:
-    """A tensor as the C interface takes it; the tensor has to stay."""
-    n = tensor.dim()
-    numbers = ctypes.c_int64 * n
+def given(
+    tensor: torch.Tensor, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None
+) -> Tensor:
+    """A tensor as the C interface takes it; the tensor has to stay. `shape` and `strides`: other ones, for what torch
+    itself refuses."""
+    sizes = tensor.shape if shape is None else shape
+    steps = tensor.stride() if strides is None else strides
+    numbers = ctypes.c_int64 * len(sizes)
     return Tensor(
         tensor.data_ptr(),
         DTYPES.index(tensor.dtype) + 1,
-        n,
-        numbers(*tensor.shape),
-        numbers(*tensor.stride()),
+        len(sizes),
+        numbers(*sizes),
+        numbers(*steps),
     )

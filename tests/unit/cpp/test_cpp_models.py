@@ -78,6 +78,8 @@ def test_open_sizes_and_sizes_of_one(runtime: Runtime, tmp_path: Path) -> None:
     assert [name for name, _, _ in model.specs("forward", "output")] == ["y", "scores", "first"]
     with pytest.raises(CppError, match="LW_INPUT: dimension 0 of the input 'ids' .* is 33; between 1 and 32"):
         model.run(torch.zeros(33, 2, dtype=torch.int64))
+    with pytest.raises(CppError, match="LW_INPUT: dimension 1 of the input 'ids' .* is 65; between 1 and 64"):
+        model.run(torch.zeros(1, 65, dtype=torch.int64))
     with pytest.raises(CppError, match="LW_KERNEL: .*an index in the inputs is out of range"):
         model.run(torch.tensor([[3, 20]]))
 
@@ -96,3 +98,31 @@ def test_convolutions_and_weights_of_another_file(runtime: Runtime, tmp_path: Pa
     there.set_weights(tmp_path / "other.safetensors")
     expected = lampwork.load(path, trust=True, weights=tmp_path / "other.safetensors")(x)
     assert torch.equal(there.run(x)[0], expected)
+
+
+class Sized(nn.Module):
+    """Sizes among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {"n": x.shape[0], "y": x + 1, "both": (3, x.shape[0] * 2), "kept": self.kept[1:]}
+
+
+def test_sizes_among_results_and_inputs_of_other_strides(runtime: Runtime, tmp_path: Path) -> None:
+    """The example is a transposed one, so a stride is open too; inputs that lie otherwise are copied."""
+    path, example = tmp_path / "sized.lamp", torch.randn(3, 4).t()
+    shapes = ({0: Dim("n", max=64)},)
+    lampwork.export(
+        Sized(), (example,), dynamic_shapes=shapes, path=path, targets=["host"], require="standalone"
+    )
+    model = runtime.load(path)
+    for x in (torch.randn(5, 3), torch.randn(3, 7).t(), torch.randn(1, 3), torch.randn(64, 6)[:, ::2]):
+        n, y, doubled, kept = model.run(x)
+        assert n.item() == x.shape[0] and doubled.item() == 2 * x.shape[0]
+        assert torch.equal(y, x + 1) and kept.tolist() == [1, 2, 3]
+    assert [name for name, _, _ in model.specs("forward", "output")] == ["n", "y", "both.1", "kept"]
+    with pytest.raises(CppError, match="LW_INPUT: .* has 4 in dimension 1; 3 was expected"):
+        model.run(torch.randn(1, 4))

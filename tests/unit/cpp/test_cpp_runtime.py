@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpp_runtime import MISSING, CppError, Model, Runtime, built
+from cpp_runtime import MISSING, CppError, Model, Runtime, built, given
 from lamp_files import object_code, write, write_lamp
 
 pytestmark = [
@@ -137,6 +139,33 @@ def test_an_index_out_of_range_undoes_what_was_written(model: Model) -> None:
     assert crooked.tolist() == [1, 1, 1, 1]
 
 
+def test_what_torch_alone_knows_is_as_the_entry_says(runtime: Runtime, tmp_path: Path, code: bytes) -> None:
+    """Programs do not describe complex numbers, nor inputs that they do not read."""
+
+    def change(manifest: Any, programs: Any) -> None:
+        about, s0 = manifest["entries"]["through"], [[1, ["s0"]]]
+        about["symbols"] = [{"name": "s0", "min": 2, "max": None, "input": 0, "dim": 0, "kind": "size"}]
+        for each in (about["inputs"][0], about["outputs"][0]):
+            each |= {"dtype": "complex64", "shape": [s0]}
+        programs["entries"]["through"]["values"][0] |= {"dtype": None, "shape": [], "strides": []}
+        programs["entries"]["relu"]["values"][1] |= {"dtype": None, "shape": [], "strides": []}
+        programs["entries"]["numbers"] |= {"n_inputs": 1}
+        programs["entries"]["numbers"]["values"].append(
+            {"kind": "input", "dtype": None, "position": 0, "shape": [], "strides": []}
+        )
+        unread = {"name": "unread", "dtype": "complex128", "shape": [3], "strides": [1]}
+        manifest["entries"]["numbers"]["inputs"].append(unread)
+
+    model = runtime.load(write_lamp(tmp_path / "complex.lamp", code, change=change))
+    for n in (2, 5, 3):  # each is placed anew
+        x = torch.randn(n, dtype=torch.complex64)
+        assert torch.equal(model.run(x, entry="through")[0], x)
+    unread = torch.zeros(3, dtype=torch.complex128)
+    assert model.run(unread, entry="numbers", numbers=[7])[0].tolist() == [7.0] * 6
+    with pytest.raises(CppError, match="LW_NEEDS_ATEN"):
+        model.run(torch.randn(4), entry="relu")
+
+
 def test_operators_of_torch_are_named(model: Model) -> None:
     assert model.needs_aten("relu") == ["aten::relu.default"] and model.needs_aten("affine") == []
     with pytest.raises(
@@ -242,12 +271,77 @@ def test_wrong_numbers_and_results_are_refused(model: Model) -> None:
         model.run(x)
 
 
+def test_memory_that_elements_share_is_refused(
+    runtime: Runtime, model: Model, tmp_path: Path, code: bytes
+) -> None:
+    """... wherever something would be written to it: which element comes last is nobody's choice."""
+    x, row = torch.randn(2, 4), torch.zeros(2)
+    number = torch.zeros((), dtype=torch.int64)
+    for memory, message in (
+        (torch.zeros(4).expand(2, 4), r"the strides \(0, 1\) for the shape \(2, 4\), where elements"),
+        (torch.zeros(5).as_strided((2, 4), (1, 1)), "in one another's place"),
+        (given(torch.zeros(4), (2, 4), (2**62, 1)), "reach beyond all memory"),
+        (given(torch.zeros(4), (2, 4), (-4, 1)), "negative stride"),
+    ):
+        with pytest.raises(CppError, match=f"LW_INPUT: the memory for the result 'square' .*{message}"):
+            model.run_into(x, into=[memory, row, number], entry="affine")
+    both = torch.zeros(2, 4)
+    with pytest.raises(
+        CppError, match="LW_INPUT: .* result 'column' .* is that for the result 'square', too"
+    ):
+        model.run_into(x, into=[both, both[:, 0], number], entry="affine")
+    for strides in ((2**62, 2**62), (2**61 - 1, 1)):
+        with pytest.raises(CppError, match="LW_INPUT: the input 'x' of 'affine' .*reach beyond all memory"):
+            model.run(given(x, (2, 4), strides), entry="affine")
+    at = torch.tensor([0, 1])
+    with pytest.raises(CppError, match="LW_INPUT: the input 'y' .* elements in one another's place"):
+        model.run(torch.zeros(1).expand(4), at, entry="gather")
+    y = torch.zeros(4)
+    with pytest.raises(CppError, match="LW_INPUT: the input 'y' .* lies in the memory of the input 'index'"):
+        model.run(y, y.view(torch.int64), entry="gather")
+
+    def share(manifest: Any, programs: Any) -> None:
+        for each in (manifest["entries"]["heap"]["inputs"][0], programs["entries"]["heap"]["values"][0]):
+            each["strides"] = [0]
+
+    shared = runtime.load(write_lamp(tmp_path / "shared.lamp", code, change=share))
+    with pytest.raises(
+        CppError, match=r"LW_INPUT: the input 'x' .* \(1\); \(0\) were expected, .*contiguous"
+    ):
+        shared.run(torch.randn(4), entry="heap")
+
+
+def test_null_pointers_are_named(runtime: Runtime, model: Model) -> None:
+    place, one, none = ctypes.c_void_p(), ctypes.c_size_t(1), ctypes.c_size_t(0)
+    call = (model.handle, ctypes.c_size_t(model.entry("heap")), None, one, None, none)
+    with pytest.raises(CppError, match="LW_ARGUMENT: the inputs are a null pointer"):
+        runtime.check(runtime.lib.lw_run(*call, ctypes.byref(place)))
+    with pytest.raises(CppError, match="LW_ARGUMENT: the results are a null pointer"):
+        runtime.check(runtime.lib.lw_run_into(*call, None, one))
+
+
 # --- files --------------------------------------------------------------------------------------------------------
 
 
 def test_without_trust_no_code_is_loaded(runtime: Runtime, path: Path) -> None:
     with pytest.raises(CppError, match="LW_TRUST: .*holds machine code.*no compiler here.*set `trust`"):
         runtime.load(path, trust=False)
+
+
+def test_pipes_and_devices_are_not_waited_for(runtime: Runtime, model: Model, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(CppError, match="LW_FILE: .* is no file"):
+            runtime.load(path)
+        with pytest.raises(CppError, match="LW_FILE: .* is no file"):
+            model.set_weights(path)
+
+
+def test_long_names_do_not_drown_a_message(runtime: Runtime, tmp_path: Path, code: bytes) -> None:
+    change = _set("manifest", "weights", 0, "dtype", "é" * 500_000)
+    with pytest.raises(CppError, match="LW_VERSION: .* has the dtype 'é+ ... é+', which this") as found:
+        runtime.load(write_lamp(tmp_path / "long.lamp", code, change=change))
+    assert len(found.value.message) < 1500
 
 
 def test_what_is_no_artifact(runtime: Runtime, tmp_path: Path) -> None:
@@ -276,6 +370,8 @@ def _set(*way: Any) -> Any:
     return change
 
 
+S0, S0_LESS_4 = [[1, ["s0"]]], [[-4, []], [1, ["s0"]]]
+STRIDE = {"name": "s0", "min": 2, "max": 64, "input": 0, "dim": 0, "kind": "stride", "index": [[1, ["s1"]]]}
 AFFINE = ("programs", "entries", "affine")
 SPOILED: dict[str, tuple[Any, str]] = {
     "version": (
@@ -324,6 +420,22 @@ SPOILED: dict[str, tuple[Any, str]] = {
         "LW_FORMAT: .*before it is made",
     ),
     "output": (_set(*AFFINE, "outputs", [4]), "LW_FORMAT: .*other outputs than"),
+    "divisor": (
+        _set("manifest", "entries", "affine", "inputs", 0, "strides", [[[1, [["//", S0, S0_LESS_4]]]], 1]),
+        "LW_INPUT: a size or stride .*divides by zero",
+    ),
+    "spread": (
+        _set("manifest", "entries", "affine", "inputs", 0, "strides", [1 << 62, 1]),
+        "LW_FORMAT: .*more bytes than int64 counts",
+    ),
+    "otherwise": (
+        _set("manifest", "entries", "heap", "otherwise", ["sine"]),
+        "LW_FORMAT: .*the entry 'sine' is called otherwise than 'heap'",
+    ),
+    "late stride": (
+        _set("manifest", "entries", "affine", "symbols", [STRIDE]),
+        "LW_FORMAT: .*names the symbol 's1', which there is not",
+    ),
     "device": (_set(*AFFINE, "device", "cuda:0"), "LW_VERSION: .*on the device 'cuda:0'"),
     "input": (
         _set("manifest", "entries", "affine", "inputs", 0, "shape", [[[1, ["s0"]]], 3]),
@@ -363,6 +475,17 @@ def test_code_reaches_only_the_c_library(runtime: Runtime, tmp_path: Path) -> No
     path = write_lamp(tmp_path / "evil.lamp", Jit(describe("sse4")).object_code(ir))
     with pytest.raises(CppError, match="LW_FORMAT: .*this process has no 'system'"):
         runtime.load(path)
+
+
+def test_code_of_aarch64_finds_what_it_calls(runtime: Runtime, tmp_path: Path) -> None:
+    """There LLVM makes one call of sine and cosine of a number."""
+    from lampwork.codegen.llvm.isa.x86 import describe
+    from lampwork.codegen.llvm.jit import Jit
+
+    body = "call void @sincos(double 1.0, ptr %a, ptr %a)\ncall void @sincosf(float 1.0, ptr %a, ptr %a)\nret i64 0"
+    declared = "declare void @sincos(double, ptr, ptr)\ndeclare void @sincosf(float, ptr, ptr)\n"
+    ir = f"{declared}define i64 @both(ptr %a) {{\n{body}\n}}"
+    assert runtime.load(write_lamp(tmp_path / "both.lamp", Jit(describe("sse4")).object_code(ir))).target
 
 
 def test_a_target_can_be_asked_for(runtime: Runtime, path: Path) -> None:
