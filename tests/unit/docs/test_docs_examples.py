@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+ELSEWHERE = {"server.py"}
+"""It serves until it is stopped: tests/unit/deploy/test_server.py."""
 ARGUMENTS = {
     "demo.py": ["--quick", "--no-peers", "--threads", "1"],
     "bert_byoc.py": ["--layers", "2", "--tokens", "16", "--seconds", "0"],
@@ -50,7 +52,7 @@ PRINTS = {
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.py") if p.name not in ELSEWHERE))
 def test_example_runs(example: str) -> None:
     command = [sys.executable, *LAUNCHERS.get(example, []), EXAMPLES / example, *ARGUMENTS.get(example, [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
