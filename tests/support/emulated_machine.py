@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from torch import Tensor
 from lampwork.backends.native.compile_for import CompiledFor, compile_for
 from lampwork.codegen.llvm.targets import named_target
 from lampwork.graph.concrete import scope_of
-from lampwork.runtime.program import CallKernel, Program, Release, Take, Value
+from lampwork.loops.ir.symbols import NO_HINTS, evaluate
+from lampwork.runtime.program import CallKernel, Program, Release, Scalar, Take, Value
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = ", ".join(tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None)
@@ -62,16 +63,31 @@ class EmulatedMachine:
         return self.add_graph(graphkit.record(fn, *inputs, bound=bound), inputs, bound)
 
     def add_graph(self, graph: torch.fx.Graph, inputs: Sequence[Tensor], bound: Sequence[Tensor]) -> Job:
-        compiled = compile_for(graph, self._target, standalone=True)
-        assert not compiled.calls, compiled.calls
+        compiled = self.compiled(graph)
         scope = scope_of(graph)
-        program = compiled.layout.place({} if scope is None else scope.hints)
+        return self.place(compiled, inputs, bound, {} if scope is None else scope.hints)
+
+    def compiled(self, graph: torch.fx.Graph) -> CompiledFor:
+        found = compile_for(graph, self._target, standalone=True)
+        assert not found.calls, found.calls
+        return found
+
+    def place(
+        self,
+        compiled: CompiledFor,
+        inputs: Sequence[Tensor],
+        bound: Sequence[Tensor] = (),
+        sizes: Mapping[str, int] = NO_HINTS,
+    ) -> Job:
+        """One call of a program, for these values of its symbols."""
+        program = compiled.layout.place(sizes)
+        scalars = [evaluate(index, sizes) for index in compiled.layout.scalars]
         given, held = [self._given(t) for t in inputs], [self._given(t) for t in bound]
         constants: list[int] = []
         if program.constants is not None:
-            made = self._enter(program.constants, held, [], [])
+            made = self._enter(program.constants, held, [], [], [])
             constants = [made[number] for number in program.constants.outputs]
-        blocks = self._enter(program, given, held, constants)
+        blocks = self._enter(program, given, held, constants, scalars)
         job = Job(compiled, program, [blocks[number] for number in program.outputs])
         self._jobs.append(job)
         return job
@@ -124,7 +140,12 @@ class EmulatedMachine:
         return self._block(len(data) - at, data[at:])
 
     def _enter(
-        self, program: Program, inputs: Sequence[int], bound: Sequence[int], constants: Sequence[int]
+        self,
+        program: Program,
+        inputs: Sequence[int],
+        bound: Sequence[int],
+        constants: Sequence[int],
+        scalars: Sequence[int],
     ) -> list[int]:
         """The block of each value."""
         arena = self._block(program.arena_bytes)
@@ -150,7 +171,7 @@ class EmulatedMachine:
                 continue
             assert isinstance(step, CallKernel), step
             places = [word for number in step.buffers for word in (blocks[number], offsets[number])]
-            sizes = [int(size) for size in step.sizes]
+            sizes = [scalars[size.place] if isinstance(size, Scalar) else size for size in step.sizes]
             middle = (step.extent + 1) // 2
             head = (self._function(step.code), len(step.buffers), *places, len(sizes), *sizes)
             self._calls.append(_words(*head, step.extent, middle))
@@ -179,4 +200,4 @@ def _tensor(program: Program, number: int, data: bytes) -> Tensor:
     elements = (
         torch.frombuffer(bytearray(data), dtype=value.dtype) if data else torch.empty(0, dtype=value.dtype)
     )
-    return elements.as_strided(value.shape, value.strides, offset).clone()
+    return elements.as_strided(value.shape, value.strides, offset)
