@@ -38,7 +38,9 @@ def check(
     """fn(*inputs, *bound) calls nothing of ATen's, and gives eager's results."""
     graph = graphkit.record(fn, *inputs, bound=bound)
     run_passes(graph)
-    layout = compile_open(graph, (), HERE)[0].layout
+    made = compile_open(graph, (), HERE)[0].program
+    assert made is not None
+    layout = made.layout
     assert layout is not None
     program = layout.place({})
     parts = [program] if program.constants is None else [program, program.constants]
@@ -112,7 +114,9 @@ def test_a_convolution_of_open_size() -> None:
         given = [recorder.input(x, "x", spec=spec), recorder.input(w, "w", bound=True)]
         graph = recorder.finish([F.conv_transpose2d(given[0], given[1].transpose(0, 1), stride=3)]).graph
     run_passes(graph)
-    layout = compile_open(graph, (), HERE)[0].layout
+    made = compile_open(graph, (), HERE)[0].program
+    assert made is not None
+    layout = made.layout
     assert layout is not None
     for size in (2, 9, 14):
         program = layout.place({str(rows): size})
