@@ -217,7 +217,7 @@ def test_where_nothing_is_kept_that_is_said(
         out = told(capsys, "info", status=1)
         assert "others can write to it" in out and "fix: set LAMPWORK_CACHE to a folder that is yours" in out
     monkeypatch.setattr(command, "cache_folder", lambda options: None)
-    with pytest.raises(CacheError, match="this user has no home"):
+    with config.using(cache=""), pytest.raises(CacheError, match="this user has no home"):
         command.main(["ls"])
 
 
