@@ -1,4 +1,4 @@
-"""The garbage collector while something is compiled."""
+"""The garbage collector while something is compiled, or read from a file."""
 
 from __future__ import annotations
 

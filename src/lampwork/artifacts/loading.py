@@ -20,8 +20,10 @@ from lampwork.artifacts.trust import Key, verified
 from lampwork.checks import nearest
 from lampwork.codegen.llvm.targets import TargetFacts, pick
 from lampwork.errors import ArtifactError, ArtifactTargetError, ArtifactWeightsError, OptionError
+from lampwork.garbage import without_collections
 
 
+@without_collections()
 def load(
     path: str | os.PathLike[str],
     *,
