@@ -115,8 +115,8 @@ def test_all_result_types_of_public_functions_are_shown():
     kinds = {typing.get_type_hints(f).get("return") for f in [*functions, check_backend, check_rewrite]}
     classes = {kind for kind in kinds if isinstance(kind, type) and kind.__module__.startswith("lampwork")}
     assert len(classes) > 8
-    # A placed model is called as the model is, and has a `repr` of its own.
-    assert {kind.__name__ for kind in classes if not issubclass(kind, Shown)} == {"PlacedModel"}
+    # These are called as the model is, and have a `repr` of their own.
+    assert {kind.__name__ for kind in classes if not issubclass(kind, Shown)} == {"LoadedModel", "PlacedModel"}
 
 
 def test_views_are_well_formed_and_bounded(results):
