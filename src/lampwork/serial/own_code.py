@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from lampwork.locks import in_child, new_lock
@@ -96,5 +97,10 @@ def _files(folder: Path, path: str) -> Iterator[str]:
         inside = f"{path}/{entry.name}" if path else entry.name
         if entry.is_dir(follow_symlinks=False):
             yield from _files(folder, inside)
-        elif entry.name.endswith(_KINDS):
+        elif entry.name.endswith(".py") or _suffix(entry.name) in EXTENSION_SUFFIXES:
             yield inside
+
+
+def _suffix(name: str) -> str:
+    """From the first dot on: an extension for another Python, built in the same tree, is not of this one's code."""
+    return name[name.find(".") :]

@@ -10,6 +10,7 @@ import traceback
 import types
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -308,9 +309,13 @@ def test_own_code(tmp_path: Path) -> None:
     assert own_code.digest_of(other) == digest and len(digest) == 64
     (other / "__pycache__").mkdir()
     (other / "__pycache__" / "a.pyc").write_bytes(b"x")
+    (other / "_C.cpython-39-x86_64-linux-gnu.so").write_bytes(b"of another Python")
     assert own_code.digest_of(other) == digest
+    (other / f"_C{EXTENSION_SUFFIXES[0]}").write_bytes(b"of this one")
+    with_extension = own_code.digest_of(other)
+    assert with_extension != digest
     (other / "a.py").write_text("a = 2\n")
-    assert own_code.digest_of(other) != digest
+    assert own_code.digest_of(other) not in (digest, with_extension)
     info = package.parent / "lampwork-0.1.0.dist-info"
     info.mkdir()
     (info / "RECORD").write_text("lampwork/a.py,sha256=abc,6\nlampwork-0.1.0.dist-info/METADATA,sha256=d,1\n")
