@@ -70,6 +70,10 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAMPWORK_VERIFY", "1")
 
 
+# Here, too, as fixtures of modules come before those of tests, and servers that fork keep what they began with.
+os.environ["LAMPWORK_CACHE"] = "off"
+
+
 @pytest.fixture(autouse=True)
 def without_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests compile what they test, whatever ran before; those of the cache name a folder."""
