@@ -18,7 +18,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any, cast
@@ -225,15 +224,6 @@ class Container:
             begin, kept = self.kept
             return kept[span.begin - begin : span.end - begin]
         return memoryview(self.memory)[self.start + span.begin : self.start + span.end].tobytes()
-
-    def will_need(self, begin: int = 0, end: int | None = None) -> None:
-        """Have the system read these bytes of the data, as they are about to be used."""
-        if not hasattr(mmap, "MADV_WILLNEED"):
-            return
-        first = (self.start + begin) & ~(mmap.PAGESIZE - 1)
-        last = self.nbytes if end is None else self.start + end
-        with suppress(OSError):  # advice
-            self.memory.madvise(mmap.MADV_WILLNEED, first, last - first)
 
     def damaged(self, what: str) -> ArtifactError:
         return damaged(self.path, what)

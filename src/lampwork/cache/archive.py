@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import lzma
-import os
 import re
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +15,8 @@ from lampwork.cache.key import Key
 from lampwork.cache.local import MOST_BYTES, Local
 from lampwork.cache.objects import Damaged
 from lampwork.errors import CacheError
-from lampwork.folders import NEW
 from lampwork.records import record
+from lampwork.written import write_with
 
 _NAME = re.compile("[0-9a-f]{64}")
 
@@ -39,28 +37,24 @@ def write_archive(kept: Local, path: Path) -> int:
         Unusable: the index does not answer.
     """
     # Those used last come last, so that they stay where there is little room.
-    rows, written = list(reversed(kept.rows())), 0
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=NEW)
-        try:
-            with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w|") as archive:
-                for row in rows:
-                    try:
-                        entry = kept.objects.read(row.name, MOST_BYTES)
-                    except Damaged:
-                        continue
-                    if entry is not None:
-                        member = tarfile.TarInfo(row.name)
-                        member.size = len(entry)
-                        archive.addfile(member, io.BytesIO(entry))
-                        written += 1
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CacheError(f"{path} cannot be written: {error}", fix="name another file") from error
-    return written
+    rows = list(reversed(kept.rows()))
+
+    def write(target: Path) -> int:
+        written = 0
+        with open(target, "wb") as file, tarfile.open(fileobj=file, mode="w|") as archive:
+            for row in rows:
+                try:
+                    entry = kept.objects.read(row.name, MOST_BYTES)
+                except Damaged:
+                    continue
+                if entry is not None:
+                    member = tarfile.TarInfo(row.name)
+                    member.size = len(entry)
+                    archive.addfile(member, io.BytesIO(entry))
+                    written += 1
+        return written
+
+    return write_with(path, write, "the archive", CacheError)
 
 
 def read_archive(path: Path, keep: Callable[[Key, bytes], bool]) -> Imported:
