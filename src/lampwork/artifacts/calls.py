@@ -147,7 +147,7 @@ class LoadedEntry:
         for output, place in self.spec.views:
             base = tensors[place] if place < len(tensors) else bound[place - len(tensors)]
             written = outputs[self._output_of[place]]
-            if base.stride() == written.stride() and not (base.is_conj() or base.is_neg()):
+            if not (base.is_conj() or base.is_neg()):
                 found[output] = _view_like(base, written, found[output])
         for output, tensor in enumerate(found):
             for number, one in enumerate(given):
@@ -377,11 +377,52 @@ class LoadedEntry:
 
 
 def _view_like(base: Tensor, written: Tensor, view: Tensor) -> Tensor:
-    """What `view` is of `written`, of `base`, which lies in memory as that does. One that is none stays what it is."""
+    """What `view` is of `written`, of `base`, which has the same shape. One that is none stays what it is, and so does
+    one for which `base` lies in memory in too different a way."""
     if view.dtype != base.dtype or view.untyped_storage().data_ptr() != written.untyped_storage().data_ptr():
         return view
-    offset = base.storage_offset() + view.storage_offset() - written.storage_offset()
-    return base.detach().as_strided(view.shape, view.stride(), offset)
+    begin = int(view.storage_offset() - written.storage_offset())
+    strides = view.stride()
+    if base.stride() != written.stride():
+        moved = _moved(begin, view, written, base.stride())
+        if moved is None:
+            return view
+        begin, strides = moved
+    return base.detach().as_strided(view.shape, strides, base.storage_offset() + begin)
+
+
+def _moved(
+    begin: int, view: Tensor, written: Tensor, strides: Sequence[int]
+) -> tuple[int, tuple[int, ...]] | None:
+    """Where a view of `written` begins, and its strides, in a tensor of the same shape with other strides; None where
+    it is no view of that.
+
+    A distance in `written` is so many steps along each of its dimensions. The view is one of the other tensor if no
+    element of it takes more steps along a dimension than that has.
+    """
+    dims = sorted(range(written.dim()), key=written.stride, reverse=True)
+
+    def steps(distance: int) -> list[int] | None:
+        found = [0] * len(dims)
+        for dim in dims:
+            if written.shape[dim] > 1 and written.stride(dim) > 0:
+                found[dim], distance = divmod(distance, written.stride(dim))
+        return found if distance == 0 else None
+
+    first = steps(begin)
+    along = [steps(stride) for stride in view.stride()]
+    if first is None or view.numel() == 0:
+        return None
+    last, places = first[:], list[int]()
+    for size, each in zip(view.shape, along, strict=True):
+        if each is None and size > 1:
+            return None
+        each = each or [0] * len(dims)
+        last = [reached + (size - 1) * more for reached, more in zip(last, each, strict=True)]
+        places.append(sum(number * stride for number, stride in zip(each, strides, strict=True)))
+    if any(reached >= size for reached, size in zip(last, written.shape, strict=True)):
+        return None
+    return sum(number * stride for number, stride in zip(first, strides, strict=True)), tuple(places)
 
 
 def range_text(symbol: Symbol, others: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from lampwork.capture.model.region import Arg, Kwarg, Region, Source, root_of
 from lampwork.checks import nearest
@@ -26,6 +27,7 @@ from lampwork.graph.concrete import scope_of, symbol_names
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.nodes import copy_node
 from lampwork.graph.origin import Origin
+from lampwork.graph.shapes import infer
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, float_of_bits
 from lampwork.records import record
@@ -267,7 +269,21 @@ def _after_writes(
         return made[node]
 
     with graph.inserting_before(graph.output_node()):
-        return tuple(node if node.op == "placeholder" else twin(node) for node in nodes)
+        found = tuple(node if node.op == "placeholder" else twin(node) for node in nodes)
+    if now:
+        # What is written may lie in memory in another way than what it is written to, of which eager's views are.
+        for node in graph.nodes:
+            if view_base(node) is not None:
+                node.meta["val"] = _given_by(node)
+    return found
+
+
+def _given_by(view: fx.Node) -> Any:
+    """The spec of a view, of its operands as they are."""
+    args, kwargs = map_arg((view.args, view.kwargs), lambda node: node.meta["val"])
+    if view.target is operator.getitem:
+        return operator.getitem(*cast(Any, args))
+    return infer(view.target, cast(Any, args), cast(Any, kwargs))
 
 
 def _declare(graph: fx.Graph, passed: Mapping[Source, TensorSpec], after: int) -> None:

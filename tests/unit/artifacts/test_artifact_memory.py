@@ -294,3 +294,26 @@ def test_ordinary_graphs_need_no_trust(made, model, x, sizes):
     loaded, _ = made(model, x, trust=False, sizes=sizes)
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.t(), lambda x: x[1:, 1], lambda x: x.unsqueeze(0)[:, ::2], lambda x: x[:1].expand(4, 3)],
+)
+@pytest.mark.parametrize("trust", [True, False])
+def test_views_of_what_lies_in_memory_with_gaps(view, trust, tmp_path):
+    def written(x):
+        x.add_(1)
+        return view(x)
+
+    def inputs():
+        return torch.arange(24.0).view(4, 6)[:, ::2]
+
+    lampwork.export(written, (inputs(),), path=tmp_path / "m.lamp", targets="host")
+    model = lampwork.load(tmp_path / "m.lamp", trust=trust)
+    for given in (inputs, lambda: inputs().contiguous(), lambda: inputs().t().contiguous().t()):
+        ours, theirs = given(), given()
+        found, expected = model(ours), written(theirs)
+        assert torch.equal(found, expected) and torch.equal(ours, theirs)
+        assert found.stride() == expected.stride() and found.storage_offset() == expected.storage_offset()
+        assert found.untyped_storage().data_ptr() == ours.untyped_storage().data_ptr()
