@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import difflib
+import gc
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,14 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiler failures raise, and every pass is verified."""
     monkeypatch.setenv("LAMPWORK_STRICT", "1")
     monkeypatch.setenv("LAMPWORK_VERIFY", "1")
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """No test leaves objects frozen: a capture freezes what is there, and takes other ways where that was done."""
+    before = gc.get_freeze_count()
+    yield
+    assert gc.get_freeze_count() <= before, "this test froze objects (gc.freeze) and did not thaw them"
 
 
 # Here, too, as fixtures of modules come before those of tests, and servers that fork keep what they began with.

@@ -13,12 +13,11 @@ NOBODY = 65534
 
 def start(task: Callable[[], object], user: int | None = None) -> int:
     """Run `task` in a child, as another user if it is given; gives the child's id."""
-    gc.freeze()  # a child need not copy what it does not look at
     child = os.fork()
     if child:
         return child
     status = 1
-    gc.disable()
+    gc.disable()  # a child need not copy what it does not look at
     try:
         if user is not None and os.getuid() == 0:
             os.setgroups([])

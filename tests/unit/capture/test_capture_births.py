@@ -44,6 +44,17 @@ def test_a_program_that_froze_its_objects_keeps_them_so() -> None:
         gc.unfreeze()
 
 
+def test_nothing_takes_the_place_of_what_was_there_in_a_frozen_program() -> None:
+    gc.freeze()
+    try:
+        old = [Thing() for _ in range(1000)]
+        with Births() as births:
+            old.clear()
+            assert all(births.is_inside(Thing()) for _ in range(5))
+    finally:
+        gc.unfreeze()
+
+
 def test_captures_of_two_threads_take_turns() -> None:
     old, told, begun = Thing(), [], threading.Event()
 

@@ -3,8 +3,8 @@
 An object that reached the interpreter without a source is either the region's own, or one from outside that some
 native code handed over unseen: then nothing guards what is read of it. The garbage collector knows which: what was
 there when the capture began lies in its permanent generation (`gc.freeze`, which takes no time), what came since does
-not. Where the program keeps that generation for itself, what was there is listed instead, which takes milliseconds, and
-an object at the place of one that has died since is taken for that one.
+not. Where the program keeps that generation for itself, as servers do that freeze what they loaded before they fork,
+what was there is listed instead, which takes milliseconds, and kept alive, so that nothing new takes its place.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Births:
     def __init__(self) -> None:
         self._tells = False
         self._before: set[int] | None = None  # the ids of what was there, where nothing could be frozen
+        self._held: list[Any] = []  # what has these ids: an autocast, say, would be taken for a dead one at its place
         self._inside: set[int] = set()
         self._outside: set[int] = set()  # the ids of some of the others
         self._asked: list[Any] = []  # keeps the objects alive, so that their ids stay theirs
@@ -72,13 +73,15 @@ class Births:
         if self._tells and gc.get_freeze_count() <= _FROZEN_AT_START:
             _telling.freeze()
         elif self._tells:
-            self._before = set(map(id, gc.get_objects()))
+            self._held = gc.get_objects()
+            self._before = set(map(id, self._held))
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._tells:
             _telling.end()
         self._before = None
+        self._held = []
         self._inside.clear()
         self._outside.clear()
         self._asked.clear()
@@ -92,7 +95,6 @@ class Births:
         """Whether the object came into being since the capture began. Objects without state always count as such."""
         if not self._tells or id(obj) in self._inside or not gc.is_tracked(obj):
             return True
-        # On the safe side where that one has died since.
         if self._before is not None and id(obj) in self._before:
             return False
         # The young ones first: it was mostly made a moment ago.
