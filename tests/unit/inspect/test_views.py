@@ -116,7 +116,10 @@ def test_all_result_types_of_public_functions_are_shown():
     classes = {kind for kind in kinds if isinstance(kind, type) and kind.__module__.startswith("lampwork")}
     assert len(classes) > 8
     # These are called as the model is, and have a `repr` of their own.
-    assert {kind.__name__ for kind in classes if not issubclass(kind, Shown)} == {"LoadedModel", "PlacedModel"}
+    assert {kind.__name__ for kind in classes if not issubclass(kind, Shown)} == {
+        "LoadedModel",
+        "PlacedModel",
+    }
 
 
 def test_views_are_well_formed_and_bounded(results):

@@ -63,7 +63,7 @@ class Births:
     def __init__(self) -> None:
         self._tells = False
         self._before: set[int] | None = None  # the ids of what was there, where nothing could be frozen
-        self._held: list[Any] = []  # what has these ids: an autocast, say, would be taken for a dead one at its place
+        self._held: list[Any] = []  # what has these ids, so that nothing new takes its place
         self._inside: set[int] = set()
         self._outside: set[int] = set()  # the ids of some of the others
         self._asked: list[Any] = []  # keeps the objects alive, so that their ids stay theirs
