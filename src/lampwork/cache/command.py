@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument(
         "key", metavar="KEY", nargs="?", default="last", help="how it begins (default: the last miss)"
     )
+    asked.add_argument("--kind", help="of one kind only")
     asked.set_defaults(run=_why_miss)
     return top
 
@@ -173,7 +174,8 @@ def _import(kept: Local, given: argparse.Namespace) -> int:
 
 
 def _why_miss(kept: Local, given: argparse.Namespace) -> int:
-    miss = _miss(kept.misses(), given.key)
+    misses = [miss for miss in kept.misses() if given.kind in (None, miss.key.kind)]
+    miss = _miss(misses, given.key, given.kind)
     key, now = miss.key, time.time()
     rows = kept.rows(key.kind)
     print(printable(f"{key} was missed {_ago(now, miss.time)} by process {miss.process}"))
@@ -193,9 +195,10 @@ def _why_miss(kept: Local, given: argparse.Namespace) -> int:
     return 0
 
 
-def _miss(misses: Sequence[Miss], begins: str) -> Miss:
+def _miss(misses: Sequence[Miss], begins: str, kind: str | None) -> Miss:
     if not misses:
-        raise CacheError("no miss has been noted", fix="run the program with this cache first")
+        of = "" if kind is None else f" of kind {kind!r}"
+        raise CacheError(f"no miss{of} has been noted", fix="run the program with this cache first")
     if begins == "last":
         return misses[0]
     for miss in misses:

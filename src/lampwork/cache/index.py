@@ -6,6 +6,7 @@ and whatever it says is checked against them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the tables. Each version has a file of its own, so that several versions of Lampwork share a folder."""
 MISSES = 256
-"""So many are remembered."""
+"""So many of each kind are remembered: a program has one key, and hundreds of kernels."""
 ROOM = 0.9
 """To which part of its limit the cache shrinks when it has grown above it, so that not every entry has to make room."""
 
@@ -184,8 +185,12 @@ class Index:
                     "(?, ?, ?, ?, (SELECT coalesce(max(number), 0) FROM entries))",
                     (key.digest, key.text, now, os.getpid()),
                 )
+                # A key as text begins with its kind.
+                alike = json.dumps([key.kind])[:-1] + ","
                 connection.execute(
-                    "DELETE FROM misses WHERE number <= (SELECT max(number) FROM misses) - ?", (MISSES,)
+                    "DELETE FROM misses WHERE instr(text, ?) = 1 AND number <= (SELECT number FROM misses "
+                    "WHERE instr(text, ?) = 1 ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                    (alike, alike, MISSES),
                 )
 
         self._run(work, patience=0.0)

@@ -6,6 +6,7 @@ Everything is in `objects` below the folder of the option `cache`, which is this
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 import time
 from pathlib import Path
@@ -185,7 +186,7 @@ class Local:
             _say(f"{self.folder} is not tidied: {error}")
 
 
-_locals: dict[Path, Local] = {}
+_locals: dict[str, Local] = {}
 _lock = new_lock()
 
 
@@ -195,24 +196,27 @@ def local(base: Path) -> Local:
     Raises:
         OSError: it cannot be made, is another user's, or others can write to it.
     """
-    # A relative path means another folder once the program has gone elsewhere.
-    base = base.absolute()
-    folder = base / _FOLDER
-    if not folder.is_dir():
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+    # A relative path means another folder once the program has gone elsewhere. Texts, as each look-up comes by here.
+    name = os.path.join(base if base.is_absolute() else base.absolute(), _FOLDER)
+    try:
+        found = os.lstat(name)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(name), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode=0o700)
+        found = os.lstat(name)
     # What others can write to above does not matter: whatever they put in its place is no folder of this user's.
-    found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(f"{folder} is no folder")
+        raise NotADirectoryError(f"{name} is no folder")
     if not is_own(found):
-        raise PermissionError(f"{folder} is another user's, or others can write to it")
+        raise PermissionError(f"{name} is another user's, or others can write to it")
     with _lock:
-        if folder not in _locals:
+        if name not in _locals:
+            folder = Path(name)
             objects = Objects(folder)
             index = Index(folder / f"index-{VERSION}.sqlite", objects.walk)
-            _locals[folder] = Local(folder, objects, index)
-        return _locals[folder]
+            _locals[name] = Local(folder, objects, index)
+        return _locals[name]
 
 
 def _say(text: str) -> None:

@@ -134,7 +134,7 @@ class Objects:
         return removed
 
     def path(self, name: str) -> Path:
-        return self.folder / name[:2] / name
+        return self.folder / f"{name[:2]}/{name}"
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
         """In the folder and in those with two letters."""

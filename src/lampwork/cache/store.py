@@ -61,6 +61,12 @@ class Store:
         with making(None if self.local is None else self.local.folder / "making", key.digest):
             yield self._shared(key) if self.local is None else self.local.get(key)
 
+    @property
+    def place(self) -> str:
+        """Names where the contents are."""
+        here = "" if self.local is None else str(self.local.folder)
+        return here if self.remote is None else f"{here} {self.remote.url}"
+
     def _why(self, key: Key) -> str:
         """In what the nearest entry differs, for the log."""
         try:

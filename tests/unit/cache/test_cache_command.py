@@ -192,6 +192,11 @@ def test_why_a_key_was_missed(kept: Store, capsys: pytest.CaptureFixture[str]) -
     ]
     assert told(capsys, "why-miss", second.digest[:9].upper()).splitlines() == lines
     assert f"{first} was missed" in told(capsys, "why-miss", first.digest)
+    third = Key("kernel", {})
+    kept.get(third)
+    assert told(capsys, "why-miss").startswith(f"{third} was missed")
+    assert told(capsys, "why-miss", "--kind", "program").splitlines() == lines
+    assert "no miss of kind 'tuning' has been noted" in told(capsys, "why-miss", "--kind", "tuning", status=1)
     out = told(capsys, "why-miss", "zz", status=1)
     assert "no miss of a key that begins with 'zz'" in out and second.digest[:12] in out
 

@@ -132,6 +132,12 @@ def test_misses_are_noted_and_forgotten(kept: Store) -> None:
     found = kept.local.misses()
     assert len(found) == MISSES
     assert found[0].key == key(MISSES + 9) and found[0].process == os.getpid()
+    kept.get(KEY)
+    kept.get(Key("tes", {"number": "1"}))
+    for number in range(MISSES + 10):  # what is missed often does not push out what is missed seldom
+        kept.get(key(number))
+    found = [miss.key for miss in kept.local.misses()]
+    assert len(found) == MISSES + 2 and found[-2:] == [Key("tes", {"number": "1"}), KEY]
 
 
 def test_one_thread_makes_it_and_the_others_get_it(kept: Store) -> None:
