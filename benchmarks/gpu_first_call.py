@@ -94,14 +94,14 @@ def child(name: str, way: str, device: str, dtype: torch.dtype, tiny: bool) -> d
         ready = time.perf_counter()
         sums, call = Sums(), model
         if way != "eager":
-            from lampwork.codegen.gpu import cubins
+            from lampwork.cache import Store
             from lampwork.codegen.gpu.generator import GpuGenerator, PtxJit
 
             sums.watch(PtxJit, "emit", "LLVM, IR to PTX")
             sums.watch(PtxJit, "load", "driver, PTX to code")
             sums.watch(GpuGenerator, "emit", "kernels to IR")
-            sums.watch(cubins, "_read", "of that cubins read")
-            sums.watch(cubins.Cubins, "_keep", "of that cubins written")
+            sums.watch(Store, "get", "of that cubins read")
+            sums.watch(Store, "put", "of that cubins written")
             call = lampwork.compile(model)
         calls = []
         for _ in range(3):

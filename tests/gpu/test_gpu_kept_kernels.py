@@ -21,27 +21,29 @@ PROGRAM = """
 import json, time
 import torch
 import lampwork
-from lampwork.codegen.gpu import cubins
+from lampwork.cache import Store
+from lampwork.codegen.gpu import generator
 
 counts = {"found": 0, "kept": 0, "seconds": 0.0}
-read, keep, load = cubins._read, cubins.Cubins._keep, cubins.Cubins.load
+get, put, load = Store.get, Store.put, generator.load_kept
 
-def watched_read(path, key):
-    got = read(path, key)
-    counts["found"] += got is not None
+def watched_get(self, key):
+    got = get(self, key)
+    counts["found"] += key.kind == "cubin" and got is not None
     return got
 
-def watched_keep(self, path, key, cubin):
-    counts["kept"] += 1
-    assert cubin.startswith(b"\\x7fELF"), cubin[:8]
-    keep(self, path, key, cubin)
+def watched_put(self, key, content):
+    if key.kind == "cubin":
+        counts["kept"] += 1
+        assert content.startswith(b"\\x7fELF"), content[:8]
+    put(self, key, content)
 
-def watched_load(self, kernel, ptx):
+def watched_load(kernel, ptx, device):
     start = time.perf_counter()
-    load(self, kernel, ptx)
+    load(kernel, ptx, device)
     counts["seconds"] += time.perf_counter() - start
 
-cubins._read, cubins.Cubins._keep, cubins.Cubins.load = watched_read, watched_keep, watched_load
+Store.get, Store.put, generator.load_kept = watched_get, watched_put, watched_load
 torch.manual_seed(0)
 x = torch.randn(300, 500, device="cuda", requires_grad=True)
 fn = lambda x: (torch.nn.functional.layer_norm(x, (500,)).tanh().softmax(-1) * x).sum()
@@ -73,7 +75,7 @@ def process(cache: str, driver: Path) -> dict[str, Any]:
 def test_the_next_process_finds_what_one_kept(tmp_path: Path) -> None:
     cache, driver = tmp_path / "cache", tmp_path / "driver"
     first = process(str(cache), driver)
-    files = sorted((cache / "cubins").iterdir())
+    files = [path for path in sorted(cache.glob("objects/??/*")) if b'["cubin"' in path.read_bytes()[:100]]
     assert first["found"] == 0 and first["kept"] == len(files) > 0
     second = process(str(cache), driver)
     assert second["found"] == first["kept"] and second["kept"] == 0

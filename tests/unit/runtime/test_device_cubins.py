@@ -12,7 +12,9 @@ import pytest
 from device_support import Fake, with_driver
 
 from lampwork import _C
-from lampwork.codegen.gpu import cubins
+from lampwork.cache import store
+from lampwork.cache.command import main
+from lampwork.codegen.gpu.cubins import cubin_key
 from lampwork.codegen.gpu.generator import KernelName, PtxJit
 from lampwork.codegen.gpu.nvidia import describe
 from lampwork.config import using
@@ -50,7 +52,8 @@ def with_cache(folder: Path, job: Callable[[Fake], None], *flags: str) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted((folder / "cubins").iterdir())
+    """Of the entries."""
+    return sorted(path for path in folder.glob("objects/??/*") if len(path.name) == 64)
 
 
 def test_the_next_process_finds_what_this_one_made(tmp_path: Path) -> None:
@@ -63,7 +66,7 @@ def test_the_next_process_finds_what_this_one_made(tmp_path: Path) -> None:
     with_cache(tmp_path, job)
     with_cache(tmp_path, lambda fake: _equal(load(fake), found()))
     assert len(files(tmp_path)) == 2
-    assert all(path.suffix == ".cubin" and path.stat().st_mode & 0o777 == 0o600 for path in files(tmp_path))
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files(tmp_path))
 
 
 def _equal(got: object, wanted: object) -> None:
@@ -97,7 +100,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "the head": lambda content: content[:40],
     "a bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
     "more": lambda content: content + b"x",
-    "of another version": lambda content: content.replace(b"cubin 1", b"cubin 2", 1),
+    "of another version": lambda content: content.replace(b"entry 1", b"entry 2", 1),
     "of another program": lambda content: b"\x7fELF" + content,
 }
 
@@ -144,18 +147,19 @@ def test_a_file_about_another_kernel_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_cubin_that_the_driver_refuses_is_made_again(tmp_path: Path) -> None:
     def job(fake: Fake) -> None:
+        kept, ptx = store(), b"fake:double"
+        assert kept is not None
+        load(fake)
+        mine = cubin_key("double", ptx, 0)
         fake.set("minor", 0)
         load(fake)
-        (path,) = files(tmp_path)
-        content = path.read_bytes()
-        path.unlink()
-        fake.set("minor", 5)
-        load(fake)
-        (mine,) = files(tmp_path)
         # As if the card were another one, though its key is right.
-        head = len(b"lampwork cubin 1\n") + 32
-        mine.write_bytes(mine.read_bytes()[:head] + content[head:])
+        kept.put(mine, kept.get(cubin_key("double", ptx, 0)) or b"")
+        fake.set("minor", 5)
         assert load(fake) == ["load cubin 0:double on 0", *made()]
+        assert load(fake) == found()
+        kept.put(mine, b"")
+        assert load(fake) == made()
         assert load(fake) == found()
 
     with_cache(tmp_path, job)
@@ -168,8 +172,8 @@ def test_files_that_others_can_write_to_are_not_taken(tmp_path: Path) -> None:
         path.chmod(0o666)
         assert load(fake) == made()
         assert load(fake) == found()
-        path.parent.chmod(0o777)
-        assert load(fake, "add") == made("add")
+        (tmp_path / "objects").chmod(0o777)
+        assert load(fake) == ["load fake:double on 0"]
         assert files(tmp_path) == [path]
 
     with_cache(tmp_path, job)
@@ -182,7 +186,7 @@ def test_where_the_driver_does_not_link_the_ptx_is_loaded(tmp_path: Path, functi
         for _ in range(2):
             asked = load(fake)
             assert asked[-1] == "load fake:double on 0" and len(asked) == 1 + (function != "cuLinkCreate_v2")
-        assert not (tmp_path / "cubins").exists()
+        assert files(tmp_path) == []
 
     with_cache(tmp_path, job)
 
@@ -214,8 +218,15 @@ def test_nothing_is_kept_where_the_cache_is_off_or_cannot_be_written_to(tmp_path
 
     with_cache(tmp_path, off)
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "cubins").write_text("")  # no folder can be there
-    with_cache(tmp_path, lambda fake: _equal((load(fake), load(fake)), (made(), made())))
+    (tmp_path / "objects").write_text("")  # no folder can be there
+    with_cache(tmp_path, lambda fake: _equal(load(fake), ["load fake:double on 0"]))
+
+
+def test_files_of_other_layouts_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "cubins").mkdir()
+    (tmp_path / "cubins" / "0a.cubin").write_bytes(b"lampwork cubin 1")
+    with_cache(tmp_path, lambda fake: _equal((load(fake), load(fake)), (made(), found())))
+    assert [path.name for path in (tmp_path / "cubins").iterdir()] == ["0a.cubin"]
 
 
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,35 +277,66 @@ def test_two_processes_at_a_time(tmp_path: Path) -> None:
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b"wellwell"
-    assert all(path.suffix == ".cubin" for path in files(tmp_path))
+    assert not list(tmp_path.glob("objects/**/*.new"))
 
 
-def test_the_folder_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was used last stays."""
-    monkeypatch.setattr(cubins, "MOST_KEPT", 600)
-    names = [f"count{number}" for number in range(1, 10)]
+def test_the_cache_does_not_grow_without_end(tmp_path: Path) -> None:
+    """Cubins count with all the rest, and those used last stay."""
 
     def fill(fake: Fake) -> None:
-        jit: Any = PtxJit(replace(describe(90), device=0))
-        for number, name in enumerate(names):
-            before = set(files(tmp_path)) if number else set[Path]()
-            jit.loaded(f"fake:{name}".encode(), KernelName(name, 2, 0))
-            (path,) = set(files(tmp_path)) - before
-            os.utime(path, (number * 1000, number * 1000))
-        assert load(fake, "count1") == found("count1")  # which notes that it is used
-        (tmp_path / "cubins" / "left over.new").write_text("half")
-        os.utime(tmp_path / "cubins" / "left over.new", (0, 0))
-        (tmp_path / "cubins" / "beginning.new").write_text("half")
-        load(fake, "double")
-        names_left = {path.name for path in files(tmp_path)}
-        assert "left over.new" not in names_left and "beginning.new" in names_left
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= 450
-        assert [load(fake, name) for name in ("double", "count1", "count9", "count2")] == [
-            *(found(name) for name in ("double", "count1", "count9")),
-            made("count2"),
-        ]
+        load(fake, "count1")
+        size = files(tmp_path)[0].stat().st_size
+        with using(cache_bytes=4 * size + size // 2):
+            for number in range(2, 5):
+                load(fake, f"count{number}")
+            assert len(files(tmp_path)) == 4
+            load(fake, "count5")
+            assert load(fake, "count5") == found("count5")
+            assert load(fake, "count1") == made("count1")
 
     with_cache(tmp_path, fill)
+
+
+def test_another_machine_finds_what_was_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMPWORK_CACHE_REMOTE_KEY", "a secret of some length")
+    (tmp_path / "share").mkdir()
+
+    def job(fake: Fake) -> None:
+        with using(cache_remote=(tmp_path / "share").as_uri()):
+            with using(cache=str(tmp_path / "one")):
+                assert load(fake) == made()
+            with using(cache=str(tmp_path / "two")):
+                assert load(fake) == found()
+        with using(cache=str(tmp_path / "two")):
+            assert load(fake) == found()  # by now it is there, too
+        with using(cache=str(tmp_path / "three")):
+            assert load(fake) == made()
+
+    with_cache(tmp_path, job)
+
+
+def test_the_command_knows_cubins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    archive = tmp_path / "all.tar"
+
+    def job(fake: Fake) -> None:
+        load(fake)
+        fake.set("version", 13000)
+        load(fake)
+        assert main(["ls", "--kind", "cubin"]) == 0
+        assert main(["why-miss", "--kind", "cubin"]) == 0
+        assert main(["info"]) == main(["verify"]) == main(["export", str(archive)]) == 0
+        with using(cache=str(tmp_path / "other")):
+            assert main(["import", str(archive)]) == 0
+            assert load(fake) == found()
+            assert main(["clear"]) == 0
+            assert load(fake) == made()
+
+    with_cache(tmp_path, job)
+    said = capfd.readouterr().out
+    assert len([line for line in said.splitlines() if " cubin " in line and "just now" in line]) >= 2
+    assert "  driver: '13000' was missed, '12040' is there\n" in said
+    assert "the same in both: capability, kernel, ptx, version\n" in said
+    assert "  cubin" in said and "2 entries whole, 0 damaged" in said and "2 entries taken in" in said
 
 
 def test_the_capability_of_a_card(tmp_path: Path) -> None:

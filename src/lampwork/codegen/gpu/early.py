@@ -1,6 +1,7 @@
 """What the first kernel of a process waits for on an NVIDIA card: LLVM's code generator for it, and the driver's
 assembler, a library that the driver opens with the first PTX. Both take place in a thread, while Python code is
-captured that is going to need them."""
+captured that is going to need them. Whether a cubin is in the cache is known only once there is its PTX, so the
+assembler is opened in any case."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from lampwork import _C, config, logs
 from lampwork.codegen.gpu.assembler import for_assembler
 from lampwork.codegen.gpu.card import GpuTarget
-from lampwork.codegen.gpu.cubins import Cubins
+from lampwork.codegen.gpu.cubins import load_kept
 from lampwork.codegen.gpu.device import TRIPLE, emit_device
 from lampwork.codegen.gpu.emulated import emit_emulated
 from lampwork.codegen.gpu.products import ProductCode, check_product
@@ -67,9 +67,7 @@ class PtxJit(Jit):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        device = target.device if isinstance(target, GpuTarget) else None
-        self._device = device
-        self._cubins = None if device is None else Cubins(device)
+        self._device = target.device if isinstance(target, GpuTarget) else None
 
     def machine(self, library: Library) -> Any:
         return library.card(self.target.cpu, self.target.features, TRIPLE)
@@ -87,10 +85,11 @@ class PtxJit(Jit):
     def loaded(self, image: bytes, name: KernelName) -> _C.DeviceKernel:
         """A function of an image, on the card if it is here."""
         kernel = _C.DeviceKernel(image, name, name.buffers, name.sizes)
-        if self._cubins is not None and not image.startswith(ELF):
-            self._cubins.load(kernel, image)
-        elif self._device is not None:
-            kernel.load(self._device)
+        if self._device is not None:
+            if image.startswith(ELF):
+                kernel.load(self._device)
+            else:
+                load_kept(kernel, image, self._device)
         return kernel
 
 
