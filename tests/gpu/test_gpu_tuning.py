@@ -18,6 +18,7 @@ import gpu
 import lampwork
 from lampwork.backends.native.tuning import race, tune_card
 from lampwork.backends.native.tuning.stopwatch import CudaStopwatch, measure_on
+from lampwork.cache import store
 from lampwork.codegen.gpu import sources
 
 gpu.require()
@@ -28,11 +29,11 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path))
     race.forget()
     lampwork.reset_stats()
-    yield tmp_path / "tuning"
+    yield
     race.forget()
 
 
@@ -179,9 +180,14 @@ def test_every_grid_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert seen[0][number] in compiled.stages.tuning
 
 
-def test_winners_are_kept_and_the_next_call_measures_nothing(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def winners() -> list[str]:
+    """What the cache has by measurement."""
+    kept = store()
+    assert kept is not None and kept.local is not None
+    return sorted(row.name for row in kept.local.rows("tuning"))
+
+
+def test_winners_are_kept_and_the_next_call_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512), nn.LayerNorm(512))
     model = model.to(gpu.DEVICE, BF16).eval()
     x = made(1024, 512, dtype=BF16)
@@ -191,14 +197,14 @@ def test_winners_are_kept_and_the_next_call_measures_nothing(
         verdicts = compiled.stages.tuning
         print(verdicts)
         assert "(measured)" in verdicts
-        files = list(store.iterdir())
-        assert files
+        names = winners()
+        assert names
         race.forget()
         monkeypatch.setattr(tune_card, "measure_on", lambda *given, **named: pytest.fail("measured"))
         again = tuned(model)
         gpu.assert_near(model, again(x), (x,))
         assert "(kept)" in again.stages.tuning and "(measured)" not in again.stages.tuning
-        assert list(store.iterdir()) == files
+        assert winners() == names
 
 
 CHILD = """

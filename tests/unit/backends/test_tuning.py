@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,11 @@ from torch import nn
 
 import lampwork
 from lampwork.backends.native.tuning import measure, progress, tune
-from lampwork.backends.native.tuning.store import VERSION, DamagedEntry, Store, Winner
+from lampwork.backends.native.tuning import winner as winners
+from lampwork.backends.native.tuning.winner import DamagedWinner, Winner, winner_from_bytes, winner_to_bytes
+from lampwork.cache import Key, Store, store
+from lampwork.cache.command import main
+from lampwork.cache.key import read_key
 from lampwork.codegen.llvm.isa.x86 import host_isa
 from lampwork.codegen.variants import candidates, refinements, varied
 from lampwork.config import Config
@@ -28,11 +30,25 @@ from lampwork.folders import cache_folder
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A store of this test alone."""
+    """A cache of this test alone."""
     monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path / "cache"))
     tune.forget()
-    yield tmp_path / "cache" / "tuning"
+    yield tmp_path / "cache"
     tune.forget()
+
+
+def kept() -> Store:
+    """The cache of the test."""
+    found = store()
+    assert found is not None
+    return found
+
+
+def keys() -> list[Key]:
+    """Of the winners that are kept."""
+    assert (cache := kept().local) is not None
+    found = [read_key(row.text) for row in cache.rows("tuning")]
+    return [key for key in found if key is not None]
 
 
 def linear(rows: int = 24, inner: int = 100, outer: int = 70, dtype: torch.dtype = torch.float32):
@@ -191,26 +207,17 @@ def test_a_candidate_that_fails_to_compile_is_left_out(
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
-def test_an_entry_is_what_was_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path / "new" / "folder")
-    assert store.get("k") is None
-    store.put("k", Winner("tile 2x12", 1.5e-3, 2e-3))
-    store.put("k", Winner("tile 3x8", 1e-3, 2e-3))
-    assert store.get("k") == Winner("tile 3x8", 1e-3, 2e-3)
-    assert store.get("other") is None
-    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
-    assert len(list((tmp_path / "new" / "folder").iterdir())) == 1
+def test_a_winner_is_what_was_kept() -> None:
+    winner = Winner("tile 2x12", 1.5e-3, 2e-3)
+    assert winner_from_bytes(winner_to_bytes(winner)) == winner
 
 
 DAMAGE = {
     "nothing": "",
-    "half": '{"version": 1, "key": ',
+    "half": '{"variant": "", "seconds": ',
     "bytes": "\x00\xff" * 9,
     "a list": "[1, 2]",
     "many lists": "[" * 60_000,
-    "too long": " " * 100_000,
-    "another version": lambda entry: entry | {"version": VERSION + 1},
-    "another product": lambda entry: entry | {"key": "k2"},
     "no variant": lambda entry: {name: value for name, value in entry.items() if name != "variant"},
     "a number": lambda entry: entry | {"variant": 3},
     "no time": lambda entry: entry | {"seconds": None},
@@ -220,18 +227,22 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_entry_is_measured_again(
-    damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_winner_of_no_use_is_measured_again(
+    damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, x = linear()
     name = varied_tile()
     winning(monkeypatch, name)
     with torch.no_grad():
         compiled(model)(x)
-        (path,) = folder.iterdir()
-        change = DAMAGE[damage]
-        text = path.read_text()
-        path.write_text(change if isinstance(change, str) else json.dumps(change(json.loads(text))))
+        (key,) = keys()
+        change, content = DAMAGE[damage], kept().get(key)
+        assert content is not None
+        text = change if isinstance(change, str) else json.dumps(change(json.loads(content)))
+        kept().put(key, text.encode())
+        if damage != "a variant of nobody":
+            with pytest.raises(DamagedWinner):
+                winner_from_bytes(text.encode())
         tune.forget()
         capsys.readouterr()
         seen = winning(monkeypatch, name)
@@ -239,11 +250,46 @@ def test_a_damaged_entry_is_measured_again(
         torch.testing.assert_close(tuned(x), model(x))
         assert seen
         complaints = [line for line in capsys.readouterr().err.splitlines() if "of no use" in line]
-        assert len(complaints) == 1 and str(folder) in complaints[0]
-        assert path.read_text() == text
+        assert len(complaints) == 1 and str(key) in complaints[0]
+        assert kept().get(key) == content
         tune.forget()
         refuse(monkeypatch)
         torch.testing.assert_close(compiled(model)(x), model(x))
+
+
+def test_a_damaged_file_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = linear()
+    winning(monkeypatch, "")
+    with torch.no_grad():
+        compiled(model)(x)
+        (path,) = (path for path in folder.glob("objects/??/*") if b'["tuning"' in path.read_bytes())
+        path.write_bytes(path.read_bytes()[:-1])
+        tune.forget()
+        seen = winning(monkeypatch, "")
+        compiled(model)(x)
+        assert seen and len(keys()) == 1
+
+
+def test_winners_of_another_version_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = linear()
+    winning(monkeypatch, "")
+    with torch.no_grad():
+        compiled(model)(x)
+        tune.forget()
+        monkeypatch.setattr(winners, "VERSION", winners.VERSION + 1)
+        seen = winning(monkeypatch, "")
+        compiled(model)(x)
+    assert seen and len(keys()) == 2
+
+
+def test_files_of_other_layouts_are_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tuning").mkdir(parents=True)
+    (folder / "tuning" / "0a.json").write_text("{}")
+    model, x = linear()
+    seen = winning(monkeypatch, "")
+    with torch.no_grad():
+        compiled(model)(x)
+    assert seen and [path.name for path in (folder / "tuning").iterdir()] == ["0a.json"]
 
 
 def test_a_folder_that_cannot_be_written(
@@ -251,32 +297,13 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     winning(monkeypatch, "")
     model, x = linear()
-    tuned = compiled(model, cache=str(tmp_path / "file"), logs="tuning")
+    tuned = compiled(model, cache=str(tmp_path / "file"), logs="tuning,cache")
     (tmp_path / "file").rmdir()
     (tmp_path / "file").write_text("")  # it could be written when it was named
     with torch.no_grad():
         torch.testing.assert_close(tuned(x), model(x))
-    assert "is not written" in capsys.readouterr().err
-
-
-@pytest.mark.timeout(60)
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.put("k", Winner("", 1.0, 1.0))
-    (path,) = tmp_path.iterdir()
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(DamagedEntry, match="is no regular file"):
-        store.get("k")
-    store.put("k", Winner("", 2.0, 2.0))
-    assert store.get("k") == Winner("", 2.0, 2.0)
-
-
-def test_a_folder_of_everybody_is_not_trusted_with_winners(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(PermissionError):
-        Store(tmp_path / "open").put("k", Winner("", 1.0, 1.0))
+    assert "(measured)" in tuned.stages.tuning
+    assert "no folder is used" in capsys.readouterr().err
 
 
 def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -288,25 +315,45 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert cache_folder(Config()) == Path.home() / ".cache" / "lampwork"
 
 
-def test_many_threads_write_and_read_one_entry(tmp_path: Path) -> None:
-    store, faults = Store(tmp_path), list[Exception]()
+def test_another_machine_finds_what_was_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMPWORK_CACHE_REMOTE_KEY", "a secret of some length")
+    (tmp_path / "share").mkdir()
+    monkeypatch.setenv("LAMPWORK_CACHE_REMOTE", (tmp_path / "share").as_uri())
+    model, x = linear()
+    winning(monkeypatch, "")
+    with torch.no_grad():
+        compiled(model)(x)
+        monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path / "another"))
+        assert keys() == []
+        refuse(monkeypatch)
+        tuned = compiled(model)
+        torch.testing.assert_close(tuned(x), model(x))
+    assert "(kept)" in tuned.stages.tuning and len(keys()) == 1
 
-    def work(number: int) -> None:
-        try:
-            for step in range(100):
-                store.put("k", Winner("x" * (1000 * number), 1.0 + step, 1.0))
-                found = store.get("k")
-                assert found is not None and set(found.variant) <= {"x"}
-        except (DamagedEntry, AssertionError, OSError) as error:
-            faults.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
-    assert len(list(tmp_path.iterdir())) == 1
+def test_the_command_knows_winners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, x = linear()
+    winning(monkeypatch, "")
+    before = torch.get_num_threads()
+    try:
+        with torch.no_grad():
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                compiled(model)(x)
+    finally:
+        torch.set_num_threads(before)
+    assert main(["why-miss", "--kind", "tuning"]) == 0
+    said = capsys.readouterr().out
+    assert "  threads: '2' was missed, '1' is there\n" in said
+    assert "the same in both: cpu, product, target, torch, version\n" in said
+    assert main(["export", str(tmp_path / "all.tar")]) == 0
+    monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path / "another"))
+    assert main(["import", str(tmp_path / "all.tar")]) == main(["verify"]) == 0
+    capsys.readouterr()
+    assert main(["info"]) == 0
+    assert "  tuning" in capsys.readouterr().out and len(keys()) == 2
 
 
 CHILD = """
@@ -315,8 +362,7 @@ from torch import nn
 from lampwork.backends.native.tuning import tune
 torch.manual_seed(0)
 calls = []
-true = tune.measure
-tune.measure = lambda runs, kept: calls.append(1) or true(runs, kept)
+tune.measure = lambda runs, kept: calls.append(1) or {name: 1.0 + (run() is None) for name, run in runs.items()}
 model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).eval()
 x = torch.randn(16, 64)
 tuned = lampwork.compile(model, mode="max-autotune")
@@ -326,12 +372,12 @@ print(len(calls), "kept" in tuned.stages.tuning)
 """
 
 
-def test_the_next_process_measures_nothing(folder: Path) -> None:
+def test_the_next_process_measures_nothing() -> None:
     for expected in ("True False", "False True"):
         done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
         calls, kept = done.stdout.split()
         assert f"{int(calls) > 0} {kept}" == expected
-    assert len(list(folder.iterdir())) == 2
+    assert len(keys()) == 2
 
 
 def test_nothing_is_kept_where_the_cache_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,12 +385,12 @@ def test_nothing_is_kept_where_the_cache_is_off(folder: Path, monkeypatch: pytes
     winning(monkeypatch, "")
     with torch.no_grad():
         compiled(model, cache="off")(x)
-        assert not folder.exists()
+        assert not (folder / "objects").exists()
         refuse(monkeypatch)
         compiled(model, cache="off")(x)  # what this process knows it need not measure again
 
 
-def test_threads_and_machines_have_their_own_winners(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_machines_have_their_own_winners(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = linear()
     winning(monkeypatch, "")
     before = torch.get_num_threads()
@@ -355,20 +401,20 @@ def test_threads_and_machines_have_their_own_winners(folder: Path, monkeypatch: 
                 compiled(model, isa=isa)(x)
     finally:
         torch.set_num_threads(before)
-    assert len(list(folder.iterdir())) == 3
+    assert len(keys()) == 3
 
 
 # --- the budget, and what is shown ------------------------------------------------------------------------------------
 
 
-def test_no_budget_measures_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_budget_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = linear()
     refuse(monkeypatch)
     tuned = compiled(model, tuning_seconds=0)
     with torch.no_grad():
         torch.testing.assert_close(tuned(x), model(x))
     assert "the model's choice, as the 0 seconds of tuning are spent" in tuned.stages.tuning
-    assert not folder.exists()
+    assert keys() == []
 
 
 def test_winners_are_used_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,18 +431,18 @@ def test_winners_are_used_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("mode", [None, "default", "reduce-overhead"])
-def test_other_modes_measure_nothing(mode: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modes_measure_nothing(mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = linear()
     refuse(monkeypatch)
     plain = lampwork.compile(model, mode=mode)
     with torch.no_grad():
         torch.testing.assert_close(plain(x), model(x))
     assert "tuning" not in plain.stages
-    assert not folder.exists()
+    assert keys() == []
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
-def test_both_names_tune(mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_names_tune(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = linear()
     winning(monkeypatch, "")
     tuned = lampwork.compile(model, mode=mode)
@@ -406,14 +452,14 @@ def test_both_names_tune(mode: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     assert "tuned products" in tuned.stages.counts
 
 
-def test_equal_products_are_one_measurement(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_products_are_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*(nn.Linear(48, 48) for _ in range(5))).eval()
     seen = winning(monkeypatch, varied_tile())
     tuned = compiled(model)
     x = torch.randn(30, 48)
     with torch.no_grad():
         torch.testing.assert_close(tuned(x), model(x))
-    assert len(list(folder.iterdir())) == 1
+    assert len(keys()) == 1
     assert len(seen) <= 2
     assert "(5 times)" in tuned.stages.tuning
 

@@ -9,10 +9,15 @@ from typing import Any
 
 from lampwork import logs
 from lampwork.backends.native.tuning.progress import Progress
-from lampwork.backends.native.tuning.store import DamagedEntry, Store, Winner
+from lampwork.backends.native.tuning.winner import (
+    DamagedWinner,
+    Winner,
+    winner_from_bytes,
+    winner_to_bytes,
+)
+from lampwork.cache import Key, store
 from lampwork.config import Config
 from lampwork.errors import CodegenError
-from lampwork.folders import cache_folder
 from lampwork.locks import new_lock
 from lampwork.lower.context import CALLED
 from lampwork.recent import Recent
@@ -57,11 +62,11 @@ class Tuning:
 
 
 class Known:
-    """Winners of this process, by folder and key: with or without a store, each product is measured once."""
+    """Winners of this process, by the cache's place and key: with or without a cache, each product is measured once."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
-        self.winners: Recent[tuple[str, str], Winner] = Recent(4096)
+        self.winners: Recent[tuple[str, Key], Winner] = Recent(4096)
 
 
 known = Known()
@@ -91,21 +96,21 @@ class Race:
 
     def __init__(self, config: Config, check: Callable[[str], object]) -> None:
         self._config, self._check = config, check
-        folder = cache_folder(config)
-        self._store = None if folder is None else Store(folder / "tuning")
+        self._store = store(config)
+        self._place = "" if self._store is None else self._store.place
         self._complaints: list[str] = []
         self.deadline = time.perf_counter() + config.tuning_seconds
 
     def winners(
-        self, contestants: Mapping[str, Contestant], run: Callable[[Any], Winner | str]
-    ) -> Iterator[tuple[str, TunedProduct]]:
+        self, contestants: Mapping[Key, Contestant], run: Callable[[Any], Winner | str]
+    ) -> Iterator[tuple[Key, TunedProduct]]:
         """(key, verdict) of each. `run`: the winner of one that nothing is known of, or why there is none."""
         known = {key: self._look_up(key) for key in contestants}
-        if self._complaints and self._store is not None:
+        if self._complaints:
             logs.emit(
                 "tuning",
-                f"{len(self._complaints)} entries of the store in {self._store.folder} are of no use and measured "
-                f"again; the first one: {self._complaints[0]}",
+                f"{len(self._complaints)} winners of the cache are of no use and measured again; the first one: "
+                f"{self._complaints[0]}",
             )
         missing = [key for key, winner in known.items() if winner is None]
         progress = Progress(len(missing))
@@ -128,25 +133,23 @@ class Race:
         finally:
             progress.finish()
 
-    def _look_up(self, key: str) -> Winner | None:
-        place = (str(self._store), key)
-        winner = known.winners.get(place)
-        if winner is None and self._store is not None:
-            try:
-                winner = self._store.get(key)
-                if winner is not None and winner.variant != CALLED:
-                    self._check(winner.variant)
-            except (DamagedEntry, CodegenError) as error:
-                self._complaints.append(str(error))
-                return None
-            if winner is not None:
-                known.winners.put(place, winner)
-        return winner
+    def _look_up(self, key: Key) -> Winner | None:
+        winner = known.winners.get((self._place, key))
+        if winner is not None or self._store is None:
+            return winner
+        content = self._store.get(key)
+        if content is None:
+            return None
+        try:
+            winner = winner_from_bytes(content)
+            if winner.variant != CALLED:
+                self._check(winner.variant)
+        except (DamagedWinner, CodegenError) as error:
+            self._complaints.append(f"{key}: {error}")
+            return None
+        return known.winners.put((self._place, key), winner)
 
-    def _keep(self, key: str, winner: Winner) -> None:
-        known.winners.put((str(self._store), key), winner)
+    def _keep(self, key: Key, winner: Winner) -> None:
+        known.winners.put((self._place, key), winner)
         if self._store is not None:
-            try:
-                self._store.put(key, winner)
-            except OSError as error:
-                logs.emit("tuning", f"the store in {self._store.folder} is not written: {error}")
+            self._store.put(key, winner_to_bytes(winner))

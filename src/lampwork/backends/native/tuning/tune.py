@@ -18,7 +18,8 @@ from lampwork import logs, pristine
 from lampwork.backends.native.tuning.measure import measure
 from lampwork.backends.native.tuning.product import Product, product_of, shape_of
 from lampwork.backends.native.tuning.race import Contestant, Race, Tuning, forget, known
-from lampwork.backends.native.tuning.store import Winner, machine_key
+from lampwork.backends.native.tuning.winner import Winner, cpu_parts, tuning_key
+from lampwork.cache import Key
 from lampwork.codegen.target import Target
 from lampwork.codegen.variants import Shape, candidates, refinements, varied
 from lampwork.config import Config
@@ -53,13 +54,13 @@ Compile = Callable[[fx.Graph, Mapping[str, str]], Candidate]
 
 def tune(graph: fx.Graph, target: Target, config: Config, compile_alone: Compile) -> Tuning:
     """Measure the products of a graph that are not known yet, for at most `config.tuning_seconds`."""
-    found: dict[str, Product] = {}
-    nodes: dict[str, list[str]] = {}
-    machine = machine_key(target, pristine.get_num_threads())
+    found: dict[Key, Product] = {}
+    nodes: dict[Key, list[str]] = {}
+    machine = cpu_parts(target, pristine.get_num_threads())
     for node in graph.nodes:
         product = product_of(node)
         if product is not None:
-            key = f"{machine} | {product.key}"
+            key = tuning_key(machine, product=product.key)
             found.setdefault(key, product)
             nodes.setdefault(key, []).append(node.name)
     tuning = Tuning()

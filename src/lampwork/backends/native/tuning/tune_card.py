@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from lampwork import logs, pristine
 from lampwork.backends.native.memory_plan import Devices, Result, plan
 from lampwork.backends.native.tasks import KernelTask
-from lampwork.backends.native.tuning.card import card_key
+from lampwork.backends.native.tuning.card import card_parts
 from lampwork.backends.native.tuning.product import (
     Product,
     chain_of,
@@ -34,8 +34,9 @@ from lampwork.backends.native.tuning.product import (
 )
 from lampwork.backends.native.tuning.race import Contestant, Race, Tuning, known
 from lampwork.backends.native.tuning.stopwatch import CudaStopwatch, Stopwatch, measure_on
-from lampwork.backends.native.tuning.store import Winner
 from lampwork.backends.native.tuning.tune import LEAST_GAIN, Compile
+from lampwork.backends.native.tuning.winner import Winner, tuning_key
+from lampwork.cache import Key
 from lampwork.codegen.gpu.card import GpuTarget
 from lampwork.codegen.gpu.grids import grid_key
 from lampwork.codegen.gpu.products import check_product
@@ -93,7 +94,7 @@ def tune_on_card(
     tuning = Tuning()
     if _is_capturing(target):
         return tuning
-    machine = card_key(target)
+    machine = card_parts(target)
     with known.lock:
         race = Race(config, _check)
         watch = watch or CudaStopwatch(target.device or 0)
@@ -113,7 +114,7 @@ def tune_on_card(
         for key, verdict in race.winners(kernels, _within_memory(loops.winner)):
             tuning.verdicts.append(verdict)
             if verdict.winner is not None and verdict.winner.variant:
-                tuning.grids[key.removeprefix(f"{machine} | kernel ")] = verdict.winner.variant
+                tuning.grids[key.parts["kernel"]] = verdict.winner.variant
     return tuning
 
 
@@ -141,12 +142,12 @@ def _check(variant: str) -> None:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def _products(graph: fx.Graph, target: GpuTarget, machine: str) -> dict[str, Contestant]:
-    found: dict[str, Contestant] = {}
+def _products(graph: fx.Graph, target: GpuTarget, machine: Mapping[str, str]) -> dict[Key, Contestant]:
+    found: dict[Key, Contestant] = {}
     for node in graph.nodes:
         product = product_with_epilogue(node, target)
         if product is not None:
-            key = f"{machine} | {product.key}"
+            key = tuning_key(machine, product=product.key)
             before = found[key].nodes if key in found else ()
             found[key] = Contestant(product.title, product, (*before, node.name))
     return found
@@ -296,16 +297,16 @@ def _left_out(title: str, name: str, reason: object) -> None:
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _kernels(made: Made, machine: str) -> dict[str, Contestant]:
+def _kernels(made: Made, machine: Mapping[str, str]) -> dict[Key, Contestant]:
     """The kernels that are worth it, those that touch most first."""
-    found: dict[str, tuple[int, Contestant]] = {}
+    found: dict[Key, tuple[int, Contestant]] = {}
     for kernel in made.kernels:
         touched = _bytes(kernel, made.hints)
         if touched is None or touched < LEAST_BYTES or not _takes_zeros(kernel):
             continue
         if not grid_variants(kernel, made.hints):
             continue
-        key = f"{machine} | kernel {grid_key(kernel, made.hints)}"
+        key = tuning_key(machine, kernel=grid_key(kernel, made.hints))
         before = found[key][1].nodes if key in found else ()
         title = f"kernel {kernel.origin or kernel.name} of {touched / 1e6:.1f} MB"
         found[key] = (touched, Contestant(title, kernel, (*before, kernel.name)))
