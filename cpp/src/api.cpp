@@ -114,7 +114,7 @@ size_t lw_dtype_size(lw_dtype dtype) { return rt::size_of(dtype); }
 
 const char* lw_dtype_name(lw_dtype dtype) { return rt::name_of(dtype); }
 
-lw_options lw_default_options(void) { return {sizeof(lw_options), 0, 0, nullptr}; }
+lw_options lw_default_options(void) { return {sizeof(lw_options), 0, 0, nullptr, nullptr, 0}; }
 
 lw_status lw_load(const char* path, const lw_options* options, lw_model** model) {
   return guarded([&] {
@@ -127,6 +127,11 @@ lw_status lw_load(const char* path, const lw_options* options, lw_model** model)
       chosen.trusts = options->trust != 0;
       chosen.threads = options->threads;
       if (options->target != nullptr) chosen.target = options->target;
+      if ((options->keys == nullptr) != (options->n_keys == 0)) refuse("keys and n_keys: one of them is null or 0, and the other is not");
+      for (size_t i = 0; i < options->n_keys; ++i) {
+        if (options->keys[i] == nullptr) refuse("the key " + std::to_string(i) + " is a null pointer");
+        chosen.keys.push_back(rt::read_public_key(options->keys[i]));
+      }
     }
     auto made = std::make_unique<lw_model>();
     made->model = rt::Model::load(path, chosen);
@@ -142,6 +147,8 @@ const char* lw_manifest(const lw_model* model) { return model == nullptr ? nullp
 const char* lw_target(const lw_model* model) { return model == nullptr ? nullptr : model->model->target().c_str(); }
 
 const char* lw_target_reason(const lw_model* model) { return model == nullptr ? nullptr : model->model->reason().c_str(); }
+
+const char* lw_signer(const lw_model* model) { return model == nullptr ? nullptr : model->model->signer().c_str(); }
 
 size_t lw_entry_count(const lw_model* model) { return model == nullptr ? 0 : model->model->manifest().n_called; }
 
@@ -241,6 +248,16 @@ lw_status lw_result_tensor(const lw_result* result, size_t output, lw_tensor* te
       refuse("there is no result " + std::to_string(output));
     const rt::Output& found = result->outputs[output];
     *tensor = {found.held.data, found.dtype, static_cast<int32_t>(found.shape.size()), found.shape.data(), found.strides.data()};
+  });
+}
+
+lw_status lw_result_alias(const lw_result* result, size_t output, int64_t* input, int64_t* offset) {
+  return guarded([&] {
+    if (result == nullptr || input == nullptr || offset == nullptr || output >= result->outputs.size())
+      refuse("there is no result " + std::to_string(output) + ", or no place for what it lies in");
+    const std::optional<rt::Alias>& alias = result->outputs[output].alias;
+    *input = alias ? static_cast<int64_t>(alias->input) : -1;
+    *offset = alias ? alias->offset : 0;
   });
 }
 

@@ -71,8 +71,9 @@ Container::Container(std::shared_ptr<const Bytes> given) : bytes_(std::move(give
   for (size_t i = 0; i < sizeof length; ++i)
     length |= static_cast<uint64_t>(static_cast<unsigned char>(all[i])) << (8 * i);
   if (length > kMostHeader || length > all.size() - sizeof length) damaged("it is shorter than its header says");
-  const Json header = Json::parse(all.substr(sizeof length, length), "the header");
-  const std::string_view data = all.substr(sizeof length + length);
+  header_ = all.substr(sizeof length, length);
+  const Json header = Json::parse(header_, "the header");
+  const std::string_view data = this->data();
   std::vector<std::pair<uint64_t, uint64_t>> places;
   for (const auto& [name, about] : members_of(header, "the header")) {
     if (name == "__metadata__") {
@@ -104,6 +105,15 @@ Container::Container(std::shared_ptr<const Bytes> given) : bytes_(std::move(give
     reached = end;
   }
   if (reached != data.size()) damaged("it ends before or behind its last tensor");
+}
+
+void Container::keep(size_t begin) {
+  const std::string_view data = this->data();
+  kept_ = Bytes::copy(data.substr(begin));
+  for (auto& [name, tensor] : tensors_) {
+    const auto at = static_cast<size_t>(tensor.bytes.data() - data.data());
+    if (at >= begin) tensor.bytes = kept_->view().substr(at - begin, tensor.bytes.size());
+  }
 }
 
 const StoredTensor* Container::find(const std::string& name) const {

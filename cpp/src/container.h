@@ -48,9 +48,19 @@ class Container {
   // A text in `__metadata__`, or nullptr.
   const std::string* metadata(const std::string& name) const;
   const std::shared_ptr<const Bytes>& bytes() const { return bytes_; }
+  // The header as it was read, without its length: a copy, as a mapped file may change.
+  std::string_view header() const { return header_; }
+  // All bytes of tensors.
+  std::string_view data() const { return bytes_->view().substr(sizeof(uint64_t) + header_.size()); }
+
+  // Copies the data from `begin` on, where a tensor begins, to memory of our own: tensors there are these bytes from then on.
+  void keep(size_t begin);
+  std::string_view kept() const { return kept_ == nullptr ? std::string_view() : kept_->view(); }
 
  private:
   std::shared_ptr<const Bytes> bytes_;
+  std::shared_ptr<const Bytes> kept_;
+  std::string header_;
   std::map<std::string, StoredTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

@@ -164,6 +164,7 @@ class Run {
       held.owner = frame_.blocks[root];  // none if it lies in memory of the caller
       return held;
     }
+    if (kind == Kind::Input && call_.shown != nullptr && (*call_.shown)[at(program_.values[root].position)]) return held;
     const bool in_arena = kind == Kind::Arena || (held.data != nullptr && held.data >= frame_.arena &&
                                                   held.data < frame_.arena + program_.arena_bytes);
     if (kind == Kind::Aten && (!in_arena || value.dtype == LW_NO_DTYPE)) {

@@ -20,6 +20,8 @@ class AtenLibrary {
   virtual std::shared_ptr<AtenCall> prepare(const Program& program, const AtenLayout& layout, const int64_t* symbols) = 0;
   // Gives the results their place in the frame: `data`, and `objects` which own it.
   virtual void call(const Aten& step, Frame& frame) = 0;
+  // How many bytes one tensor lies behind another in the same memory; false if they are not in the same.
+  virtual bool distance(const std::shared_ptr<void>& one, const std::shared_ptr<void>& other, int64_t& bytes) const = 0;
 };
 
 // A tensor that somebody owns: a constant, or a result.
@@ -54,10 +56,11 @@ struct Call {
   AtenLibrary* aten;
   char* arena;                         // program.arena_bytes, at least
   std::shared_ptr<void> const* input_objects;  // at::Tensors of the inputs, or nullptr
+  const std::vector<bool>* shown = nullptr;    // inputs that outputs may lie in
 };
 
-// Runs all steps, and gives the outputs: each has memory of its own, but for views of one another, and but for inputs,
-// weights and constants if `shares` (what a program of constants gives). LW_KERNEL, and what operators of torch throw.
+// Runs all steps, and gives the outputs: each has memory of its own, but for views of one another and of inputs that are
+// shown, and but for inputs, weights and constants if `shares` (what a program of constants gives). LW_KERNEL, and what operators of torch throw.
 std::vector<Held> execute(Frame& frame, const Call& call, bool shares);
 
 // Copies a tensor between two layouts of the same shape.

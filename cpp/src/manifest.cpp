@@ -74,6 +74,13 @@ class EntryReader {
       const int64_t written = integer_of(item[0], "what " + what_ + " writes to", 0, n_written - 1);
       entry_.writes.emplace_back(static_cast<size_t>(written), output_number(item[1]));
     }
+    const Json* views = optional_member(json, "views", what_);
+    if (views == nullptr) return;
+    for (const Json& pair : list_of(*views, "the views of " + what_)) {
+      const Json::List& item = pair_of(pair, "a view of " + what_);
+      const auto n_places = static_cast<int64_t>(entry_.inputs.size() + entry_.weights.size());
+      entry_.views.emplace_back(output_number(item[0]), static_cast<size_t>(integer_of(item[1], "a view of " + what_, 0, n_places - 1)));
+    }
   }
 
  private:

@@ -67,6 +67,7 @@ struct EntryManifest {
   std::vector<Tensed> outputs;
   std::vector<Leaf> leaves;
   std::vector<std::pair<size_t, size_t>> writes;  // number among inputs, then weights; output
+  std::vector<std::pair<size_t, size_t>> views;   // output; number as in `writes`: it is a view of what is written there
   std::vector<size_t> otherwise;                  // entries for sizes of 1, where this one leaves sizes open
 };
 

@@ -148,11 +148,12 @@ std::unique_ptr<Model> Model::load(std::shared_ptr<const Bytes> bytes, const Opt
   std::unique_ptr<Model> model(new Model);
   model->aten_ = aten;
   model->container_ = std::make_unique<Container>(std::move(bytes));
+  if (!options.keys.empty()) model->signer_ = verify(*model->container_, options.keys);
   model->manifest_ = Manifest::read(*model->container_);
-  if (!options.trusts) {
+  if (!options.trusts && options.keys.empty()) {
     fail(LW_TRUST,
          "it holds machine code, which runs with all that this process may do, and there is no compiler here to make it "
-         "anew from its graphs. If you know who made the file, set `trust`");
+         "anew from its graphs. Give `keys`, if the file is signed; if you know who made it, set `trust`");
   }
   model->choose_target(options);
   model->read_entries(options);
@@ -581,6 +582,24 @@ void Model::write_back(const Entry& entry, const Program& program, const std::ve
   }
 }
 
+namespace {
+
+// Lets a result lie in an input; one that would, but cannot, gets memory of its own.
+void show(Output& output, std::optional<Alias> alias, const std::vector<Given>& inputs) {
+  const size_t size = size_of(output.dtype);
+  if (alias) {
+    output.held = {inputs[alias->input].data + alias->offset * static_cast<int64_t>(size), nullptr, nullptr};
+    output.strides = alias->strides;
+    output.alias = std::move(alias);
+  } else if (output.held.owner == nullptr) {
+    auto copy = std::make_shared<Block>(static_cast<size_t>(spanned_bytes(output.dtype, output.shape, output.strides)));
+    copy_strided(copy->data(), output.strides.data(), output.held.data, output.strides.data(), output.shape, size);
+    output.held = {copy->data(), copy, nullptr};
+  }
+}
+
+}  // namespace
+
 std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, const std::vector<int64_t>& numbers,
                                const std::vector<Given>& into) {
   const size_t number = serving(called, inputs);
@@ -633,7 +652,8 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
   static const std::vector<Held> no_constants;
   Lease lease(*placed, arenas_);
   const Call call{symbols.data(), data.data(), bound, constants == nullptr ? no_constants : constants->held,
-                  into.empty() ? nullptr : results.data(), *pool_, aten_, lease.arena(), objects.data()};
+                  into.empty() ? nullptr : results.data(), *pool_, aten_, lease.arena(), objects.data(),
+                  into.empty() ? &entry.written_inputs : nullptr};
   std::vector<Held> held;
   try {
     held = execute(lease.frame(), call, false);
@@ -670,6 +690,7 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
       output.dtype = value.dtype;
       output.shape = value.shape;
       output.strides = value.strides;
+      if (into.empty()) show(output, find_alias(about, entry.written_inputs, lease.frame(), inputs, at, aten_), inputs);
     }
     if (!into.empty() && output.held.data != into[i].data) {
       copy_strided(into[i].data, strides_of(into[i]).data(), output.held.data, output.strides.data(), output.shape,

@@ -1,9 +1,11 @@
 // A loaded artifact.
 #pragma once
 
+#include "alias.h"
 #include "execute.h"
 #include "machine_code.h"
 #include "signature.h"
+#include "trust.h"
 
 #include <atomic>
 #include <list>
@@ -19,12 +21,14 @@ struct Options {
   bool trusts = false;
   int threads = 0;
   std::string target;
+  std::vector<PublicKey> keys;  // one of them has to have signed the file, if there are any; its code is trusted then
   bool calls_kernels = true;  // else they are linked, but replaced by what does nothing: for tests of damaged files
 };
 
-// A result of a call. `data` is nullptr where it lies in memory that the caller gave.
+// A result of a call. `alias`: the input that it lies in, and then it has no owner.
 struct Output {
   Held held;
+  std::optional<Alias> alias;
   lw_dtype dtype;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
@@ -47,6 +51,8 @@ class Model {
   const Manifest& manifest() const { return manifest_; }
   const std::string& target() const { return target_; }
   const std::string& reason() const { return reason_; }
+  // The id of the key that signed the file; "" if it was loaded without keys.
+  const std::string& signer() const { return signer_; }
   // Entries are numbered: those that are called by name, `n_called` of the manifest.
   size_t find_entry(const std::string& name) const;
   // The operators of torch that an entry calls, in order, separated by spaces.
@@ -92,6 +98,7 @@ class Model {
   std::unique_ptr<Container> container_;
   std::string target_;
   std::string reason_;
+  std::string signer_;
   const TargetManifest* chosen_ = nullptr;
   std::unique_ptr<Code> code_;
   std::vector<std::unique_ptr<Entry>> entries_;

@@ -366,6 +366,14 @@ class Library : public rt::AtenLibrary {
     if (next < step.layout->outs.size()) damaged(step.layout->op + " gave fewer results than the program has names for");
   }
 
+  bool distance(const std::shared_ptr<void>& one, const std::shared_ptr<void>& other, int64_t& bytes) const override {
+    if (one == nullptr || other == nullptr) return false;
+    const at::Tensor from = object_as_tensor(other), to = object_as_tensor(one);
+    if (!from.defined() || !to.defined() || !from.has_storage() || !to.has_storage() || !to.is_alias_of(from)) return false;
+    bytes = data_of(to) - data_of(from);
+    return true;
+  }
+
  private:
   static int64_t number(const rt::Index& index, const rt::Frame& frame) {
     int64_t value = 0;
@@ -453,6 +461,7 @@ TorchModel::TorchModel(const std::string& path, const TorchOptions& options) : p
     chosen.trusts = options.trust;
     chosen.threads = options.threads;
     chosen.target = options.target;
+    for (const std::string& key : options.keys) chosen.keys.push_back(rt::read_public_key(key));
     parts_->model = rt::Model::load(path, chosen, &library());
   });
 }
@@ -473,7 +482,11 @@ std::vector<at::Tensor> TorchModel::run(const std::vector<at::Tensor>& inputs, c
     }
     std::vector<at::Tensor> results;
     for (rt::Output& output : parts_->model->run(number, given, numbers, {})) {
-      if (output.held.object != nullptr) {
+      if (output.alias) {
+        const at::Tensor& input = inputs[output.alias->input];
+        const int64_t offset = input.storage_offset() + output.alias->offset;
+        results.push_back(output.alias->is_input ? input : input.detach().as_strided(output.shape, output.strides, offset));
+      } else if (output.held.object != nullptr) {
         at::Tensor tensor = object_as_tensor(output.held.object);
         bool is_shared = is_lent(tensor);
         for (const at::Tensor& input : inputs) is_shared = is_shared || tensor.is_alias_of(input);
@@ -503,6 +516,7 @@ std::vector<std::string> TorchModel::outputs(const std::string& entry) const {
 
 std::string TorchModel::target() const { return parts_->model->target(); }
 std::string TorchModel::target_reason() const { return parts_->model->reason(); }
+std::string TorchModel::signer() const { return parts_->model->signer(); }
 std::string TorchModel::manifest() const { return parts_->model->manifest().text; }
 std::string TorchModel::aten_calls(const std::string& entry) const {
   return translated([&] { return parts_->model->aten_calls(parts_->model->find_entry(entry)); });

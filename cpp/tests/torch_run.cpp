@@ -1,4 +1,5 @@
 // As run.cpp, with torch: lampwork_torch_run FILE ENTRY CASE [TOLERANCE] [CALLS]
+// An alias.N in CASE is an input and an offset: the result N lies there; others share memory with no input.
 #include "container.h"
 #include "lampwork/torch.hpp"
 
@@ -39,6 +40,16 @@ int main(int count, char** arguments) {
     for (int turn = 0; turn < 2; ++turn) {
       results = model.run(inputs, arguments[2]);
       for (size_t i = 0; i < results.size(); ++i) {
+        const StoredTensor* alias = file.find("alias." + std::to_string(i));
+        for (size_t k = 0; k < inputs.size(); ++k) {
+          const at::Tensor place = alias == nullptr ? at::tensor({-1, -1}) : tensor_of(*alias);
+          const bool is_there = place[0].item<int64_t>() == static_cast<int64_t>(k);
+          const int64_t offset = results[i].storage_offset() - inputs[k].storage_offset();
+          if (results[i].is_alias_of(inputs[k]) != is_there || (is_there && offset != place[1].item<int64_t>())) {
+            std::printf("the result %zu lies elsewhere\n", i);
+            return 1;
+          }
+        }
         const StoredTensor* expected = file.find("out." + std::to_string(i));
         if (expected == nullptr) continue;
         const at::Tensor wanted = tensor_of(*expected);

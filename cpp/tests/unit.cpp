@@ -1,10 +1,13 @@
 // Parts of the runtime that files and calls do not reach one by one.
+#include "alias.h"
 #include "arena.h"
 #include "cpu.h"
+#include "crypto.h"
 #include "execute.h"
 #include "json.h"
 #include "pool.h"
 #include "sha256.h"
+#include "trust.h"
 
 #include <atomic>
 #include <cstdio>
@@ -44,6 +47,32 @@ void digests() {
   CHECK(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
   CHECK(sha256(std::string(1000000, 'a')) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+std::string bytes_of(std::string_view digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) bytes += static_cast<char>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16));
+  return bytes;
+}
+
+// The second test of RFC 8032; a library without libcrypto says so.
+void signatures() {
+  const std::string key = bytes_of("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
+  std::string signature = bytes_of(
+      "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+      "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00");
+  try {
+    crypto::check_available();
+  } catch (const Error& error) {
+    CHECK(error.status == LW_TRUST && std::string(error.what()).find("built without OpenSSL") != std::string::npos);
+    CHECK(refuses([] { (void)read_public_key("any.pem"); }) && refuses([&] { (void)crypto::ed25519_holds(key, signature, "\x72"); }));
+    return;
+  }
+  CHECK(crypto::sha256("abc") == bytes_of(sha256("abc")));
+  CHECK(crypto::ed25519_holds(key, signature, "\x72"));
+  CHECK(!crypto::ed25519_holds(key, signature, "\x73"));
+  signature[0] ^= 1;
+  CHECK(!crypto::ed25519_holds(key, signature, "\x72"));
 }
 
 void json() {
@@ -151,15 +180,72 @@ void copies() {
   }
 }
 
+// Views of a tensor in one layout, found again in another, hold the same elements.
+void views() {
+  const std::vector<int64_t> shape = {3, 4, 5}, rows = {20, 5, 1}, gaps = {40, 5, 1};
+  const std::vector<std::vector<int64_t>> layouts = {rows, {1, 3, 12}, {4, 1, 12}, gaps, {200, 50, 3}};
+  std::mt19937 random(5);
+  size_t found = 0, refused = 0;
+  for (int turn = 0; turn < 20000; ++turn) {
+    const auto& from = layouts[random() % layouts.size()];
+    const auto& to = layouts[random() % layouts.size()];
+    std::vector<int64_t> sizes, strides;
+    for (size_t i = 0; i < 1 + random() % 3; ++i) {
+      sizes.push_back(1 + static_cast<int64_t>(random() % 5));
+      strides.push_back(random() % 2 == 0 ? from[random() % 3] : static_cast<int64_t>(random() % 25));
+    }
+    const auto offset = static_cast<int64_t>(random() % 130);
+    const std::optional<Alias> alias = moved_view({shape, from, to}, offset, sizes, strides);
+    if (!alias) {
+      ++refused;
+      continue;
+    }
+    ++found;
+    // Where each element of the whole is in memory, by its number; -1: a gap.
+    const auto filled = [&](const std::vector<int64_t>& layout) {
+      std::vector<int> memory(1000, -1);
+      for (int64_t i = 0; i < 60; ++i)
+        memory.at(static_cast<size_t>(i / 20 * layout[0] + i / 5 % 4 * layout[1] + i % 5 * layout[2])) = static_cast<int>(i);
+      return memory;
+    };
+    const std::vector<int> before = filled(from), after = filled(to);
+    std::vector<int64_t> index(sizes.size(), 0);
+    for (bool more = true; more;) {
+      int64_t here = offset, there = alias->offset;
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        here += index[i] * strides[i];
+        there += index[i] * alias->strides[i];
+      }
+      CHECK(before.at(static_cast<size_t>(here)) == after.at(static_cast<size_t>(there)));
+      more = false;
+      for (size_t i = 0; i < sizes.size() && !more; ++i) {
+        more = ++index[i] < sizes[i];
+        if (!more) index[i] = 0;
+      }
+    }
+  }
+  CHECK(found > 500 && refused > 500);
+  // Rows that are read as one are no view of columns; what has no elements, or leaves the tensor, is none of anything.
+  CHECK(!moved_view({shape, rows, {1, 3, 12}}, 0, {60}, {1}));
+  CHECK(moved_view({shape, rows, rows}, 0, {60}, {1})->strides == std::vector<int64_t>{1});
+  CHECK(moved_view({shape, rows, {1, 3, 12}}, 5, {3, 5}, {20, 1})->offset == 3);
+  CHECK(!moved_view({shape, rows, rows}, 1, {60}, {1}));
+  CHECK(!moved_view({shape, rows, rows}, -1, {2}, {1}));
+  CHECK(!moved_view({shape, rows, rows}, 0, {0}, {1}));
+  CHECK(!moved_view({shape, rows, rows}, 0, {3, INT64_MAX}, {INT64_MAX, INT64_MAX}));
+}
+
 }  // namespace
 
 int main() {
   digests();
+  signatures();
   json();
   indices();
   arenas();
   pools();
   copies();
+  views();
   CHECK(!cpu_has("antigravity"));
   if (failures == 0) std::printf("all right\n");
   return failures == 0 ? 0 : 1;

@@ -8,7 +8,7 @@ import koffi from "koffi";
 const [library, path, ...sizes] = process.argv.slice(2);
 const lib = koffi.load(library);
 
-koffi.struct("lw_options", { size: "size_t", trust: "int", threads: "int", target: "const char*" });
+koffi.struct("lw_options", { size: "size_t", trust: "int", threads: "int", target: "const char*", keys: "void*", n_keys: "size_t" });
 koffi.struct("lw_tensor", { data: "void*", dtype: "int", ndim: "int32_t", shape: "int64_t*", strides: "int64_t*" });
 koffi.opaque("lw_model");
 koffi.opaque("lw_result");

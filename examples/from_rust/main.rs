@@ -22,6 +22,8 @@ struct Options {
     trust: c_int,
     threads: c_int,
     target: *const c_char,
+    keys: *const *const c_char,
+    n_keys: usize,
 }
 
 const FLOAT32: c_int = 1;

@@ -260,7 +260,7 @@ int serve(int count, char** arguments) {
   int port = 8080;
   size_t callers = std::max(1U, std::thread::hardware_concurrency());
   lampwork::Options options;
-  options.trust = true;  // the files come from whoever starts the server
+  options.trust = true;  // the files come from whoever starts the server, who may ask for signatures
   options.threads = 1;
   std::map<std::string, std::unique_ptr<Served>> models;
   for (int i = 1; i < count; ++i) {
@@ -273,13 +273,15 @@ int serve(int count, char** arguments) {
       callers = static_cast<size_t>(std::max(1, std::stoi(arguments[++i])));
     } else if (has_value && argument == "--threads") {
       options.threads = std::stoi(arguments[++i]);
+    } else if (has_value && argument == "--key") {
+      options.keys.emplace_back(arguments[++i]);
     } else if (equals != std::string::npos && argument.rfind("--", 0) != 0) {
       auto served = std::make_unique<Served>(argument.substr(equals + 1), options);
       for (size_t entry = 0; entry < served->model.entries().size(); ++entry) served->model.prepare(entry);
       std::printf("%s: %s\n", argument.c_str(), served->model.target_reason().c_str());
       models[argument.substr(0, equals)] = std::move(served);
     } else {
-      std::fprintf(stderr, "usage: serve [--port N] [--callers N] [--threads N] NAME=FILE...\n");
+      std::fprintf(stderr, "usage: serve [--port N] [--callers N] [--threads N] [--key KEY.pub.pem]... NAME=FILE...\n");
       return 2;
     }
   }

@@ -35,7 +35,7 @@ typedef enum lw_status {
   LW_FILE = 2,        /* the file cannot be opened, read or mapped */
   LW_FORMAT = 3,      /* it is no artifact, or a damaged one */
   LW_VERSION = 4,     /* it is of a version that this library does not know, or holds what it does not know */
-  LW_TRUST = 5,       /* it holds machine code, and nobody said that it is to be trusted */
+  LW_TRUST = 5,       /* it holds machine code that nobody said is to be trusted, or that none of the keys signed */
   LW_TARGET = 6,      /* it holds no code for this machine */
   LW_INPUT = 7,       /* inputs of a call are not what the entry takes */
   LW_WEIGHTS = 8,     /* a file of weights does not fit */
@@ -89,6 +89,9 @@ typedef struct lw_options {
   int trust;          /* not 0: the machine code in the file may be run */
   int threads;        /* that share the work of a call, the caller among them; 0: as many as there are cores */
   const char* target; /* the name of the target whose code is used; null: the best that this CPU has */
+  const char* const* keys; /* paths of public keys, or their PEM: one of them has to have signed the file, whatever `trust`
+                              says, and its machine code may be run then; null: none */
+  size_t n_keys;
 } lw_options;
 
 typedef struct lw_model lw_model;
@@ -117,6 +120,9 @@ LW_API const char* lw_manifest(const lw_model* model);
 LW_API const char* lw_target(const lw_model* model);
 LW_API const char* lw_target_reason(const lw_model* model);
 
+/* The id of the key that signed the file, as lampwork keygen says it; "" if it was loaded without keys. */
+LW_API const char* lw_signer(const lw_model* model);
+
 /* Entries are numbered; most files have one, "forward". Pointers live as long as the model. */
 LW_API size_t lw_entry_count(const lw_model* model);
 LW_API const char* lw_entry_name(const lw_model* model, size_t entry);
@@ -138,7 +144,8 @@ LW_API lw_status lw_set_weights(lw_model* model, const char* path);
 LW_API lw_status lw_prepare(lw_model* model, size_t entry);
 
 /* Runs an entry. Inputs are read where they lie, unless the entry says that it writes to them. Results belong to the
-   lw_result, and stay until it is freed, also after lw_free. */
+   lw_result, and stay until it is freed, also after lw_free: but for views of inputs that the entry wrote to, which lie in
+   the memory of these (lw_result_alias). */
 LW_API lw_status lw_run(lw_model* model, size_t entry, const lw_tensor* inputs, size_t n_inputs, const int64_t* numbers,
                         size_t n_numbers, lw_result** result);
 /* The same with results in memory of the caller, of the sizes that the call gives (lw_output_spec, -1 apart). */
@@ -147,6 +154,9 @@ LW_API lw_status lw_run_into(lw_model* model, size_t entry, const lw_tensor* inp
 
 LW_API size_t lw_result_count(const lw_result* result);
 LW_API lw_status lw_result_tensor(const lw_result* result, size_t output, lw_tensor* tensor);
+/* Which input a result lies in, because the model wrote to it and returned it, or a view of it; -1: it has memory of its own.
+   `offset`: of its first element from the input's, in elements. Its shape and strides are those of lw_result_tensor. */
+LW_API lw_status lw_result_alias(const lw_result* result, size_t output, int64_t* input, int64_t* offset);
 LW_API void lw_result_free(lw_result* result);
 
 #ifdef __cplusplus

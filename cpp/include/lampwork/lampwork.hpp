@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -129,9 +130,13 @@ struct Spec {
   std::vector<int64_t> shape;  // -1: another with each call
 };
 
-// The results of a call, with their memory.
+// The results of a call, with their memory: but for those that lie in an input which the model wrote to.
 class Result {
  public:
+  struct Alias {
+    size_t input;
+    int64_t offset;  // of the first element from the input's, in elements
+  };
   explicit Result(lw_result* result) : result_(result, &lw_result_free) {}
   size_t size() const { return lw_result_count(result_.get()); }
   Tensor operator[](size_t output) const {
@@ -139,6 +144,14 @@ class Result {
     check(lw_result_tensor(result_.get(), output, &tensor));
     const auto n = static_cast<size_t>(tensor.ndim);
     return {tensor.data, tensor.dtype, {tensor.shape, tensor.shape + n}, {tensor.strides, tensor.strides + n}};
+  }
+
+  // The input that a result lies in, if there is one: its memory has to stay then.
+  std::optional<Alias> alias(size_t output) const {
+    int64_t input = -1, offset = 0;
+    check(lw_result_alias(result_.get(), output, &input, &offset));
+    if (input < 0) return std::nullopt;
+    return Alias{static_cast<size_t>(input), offset};
   }
 
  private:
@@ -149,6 +162,9 @@ struct Options {
   bool trust = false;   // the machine code in the file may be run
   int threads = 0;      // that share the work of a call; 0: as many as there are cores
   std::string target;   // whose code is used; "": the best that this CPU has
+  // Paths of public keys, or their PEM: if there are any, one of them has to have signed the file, whatever `trust` says, and
+  // its machine code may be run then.
+  std::vector<std::string> keys = {};
 };
 
 // A loaded artifact. Many threads may run it at once.
@@ -159,6 +175,10 @@ class Model {
     chosen.trust = options.trust ? 1 : 0;
     chosen.threads = options.threads;
     chosen.target = options.target.empty() ? nullptr : options.target.c_str();
+    std::vector<const char*> keys;
+    for (const std::string& key : options.keys) keys.push_back(key.c_str());
+    chosen.keys = keys.empty() ? nullptr : keys.data();
+    chosen.n_keys = keys.size();
     lw_model* model = nullptr;
     check(lw_load(path.c_str(), &chosen, &model));
     model_.reset(model);
@@ -184,6 +204,8 @@ class Model {
   std::string manifest() const { return lw_manifest(model_.get()); }
   std::string target() const { return lw_target(model_.get()); }
   std::string target_reason() const { return lw_target_reason(model_.get()); }
+  // The id of the key that signed the file; "": it was loaded without keys.
+  std::string signer() const { return lw_signer(model_.get()); }
   // Operators of torch that an entry calls; "": it needs no torch.
   std::string needs_aten(size_t entry = 0) const {
     const char* names = lw_entry_needs_aten(model_.get(), entry);

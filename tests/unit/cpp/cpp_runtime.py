@@ -67,6 +67,8 @@ class Options(ctypes.Structure):
         ("trust", ctypes.c_int),
         ("threads", ctypes.c_int),
         ("target", ctypes.c_char_p),
+        ("keys", ctypes.POINTER(ctypes.c_char_p)),
+        ("n_keys", ctypes.c_size_t),
     ]
 
 
@@ -99,6 +101,7 @@ class Runtime:
             "manifest",
             "target",
             "target_reason",
+            "signer",
             "entry_name",
             "dtype_name",
         ):
@@ -120,11 +123,19 @@ class Runtime:
             raise CppError(self.lib.lw_status_name(status).decode(), self.lib.lw_error().decode())
 
     def load(
-        self, path: Path | str, trust: bool = True, threads: int = 1, target: str | None = None
+        self,
+        path: Path | str,
+        trust: bool = True,
+        threads: int = 1,
+        target: str | None = None,
+        keys: Sequence[Path | str] = (),
     ) -> Model:
         options = self.lib.lw_default_options()
         options.trust, options.threads = int(trust), threads
         options.target = None if target is None else target.encode()
+        if keys:
+            options.keys = (ctypes.c_char_p * len(keys))(*(str(key).encode() for key in keys))
+            options.n_keys = len(keys)
         handle = ctypes.c_void_p()
         self.check(self.lib.lw_load(str(path).encode(), ctypes.byref(options), ctypes.byref(handle)))
         return Model(self, handle)
@@ -149,6 +160,10 @@ class Model:
     @property
     def reason(self) -> str:
         return self.lib.lw_target_reason(self.handle).decode()
+
+    @property
+    def signer(self) -> str:
+        return self.lib.lw_signer(self.handle).decode()
 
     def needs_aten(self, entry: str = "forward") -> list[str]:
         return self.lib.lw_entry_needs_aten(self.handle, ctypes.c_size_t(self.entry(entry))).decode().split()
@@ -184,6 +199,34 @@ class Model:
             return [self._result(result, i) for i in range(self.lib.lw_result_count(result))]
         finally:
             self.lib.lw_result_free(result)
+
+    def aliases(
+        self, *inputs: torch.Tensor | Tensor, entry: str = "forward"
+    ) -> list[tuple[int, int, list[int]] | None]:
+        """Of each result the input that it lies in, its offset there and its strides, in elements, as the call says;
+        None: it has memory of its own."""
+        given, number, result = self._given(inputs), ctypes.c_size_t(self.entry(entry)), ctypes.c_void_p()
+        counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(0)
+        self.runtime.check(
+            self.lib.lw_run(self.handle, number, given, counts[0], None, counts[1], ctypes.byref(result))
+        )
+        found: list[tuple[int, int, list[int]] | None] = []
+        for at in range(self.lib.lw_result_count(result)):
+            which, offset, tensor = ctypes.c_int64(), ctypes.c_int64(), Tensor()
+            place = ctypes.c_size_t(at)
+            self.runtime.check(
+                self.lib.lw_result_alias(result, place, ctypes.byref(which), ctypes.byref(offset))
+            )
+            self.runtime.check(self.lib.lw_result_tensor(result, place, ctypes.byref(tensor)))
+            if which.value < 0:
+                assert all(tensor.data != each.data for each in given)
+                found.append(None)
+            else:
+                size = DTYPES[tensor.dtype - 1].itemsize
+                assert tensor.data == given[which.value].data + offset.value * size
+                found.append((which.value, offset.value, list(tensor.strides[: tensor.ndim])))
+        self.lib.lw_result_free(result)
+        return found
 
     def run_into(
         self, *inputs: torch.Tensor | Tensor, into: Sequence[torch.Tensor | Tensor], entry: str = "forward"

@@ -217,6 +217,25 @@ def entries() -> dict[str, tuple[JSON, JSON]]:
             undo=[[0, kernel("down", [0, 0], 4, outside=[0])]],
         ),
     )
+    # x += 1, then x, and two elements of it.
+    found["viewed"] = (
+        entry(
+            [tensed("x", [3, 4])],
+            [tensed("part", [2], [4]), tensed("x", [3, 4]), tensed("x.new", [3, 4])],
+            writes=[[0, 2]],
+            views=[[0, 0]],
+            result={"tuple": [{"output": 0}, {"output": 1}]},
+        ),
+        layout(
+            [
+                value("input", [3, 4], position=0),
+                value("fresh", [3, 4]),
+                value("view", [2], [4], base=1, offset=5),
+            ],
+            [kernel("up", [0, 1], 12), {**copies, "args": [{"ref": 0}, {"ref": 1}]}],
+            [2, 0, 1],
+        ),
+    )
     # x + x, on the heap, then + 1.
     found["heap"] = (
         entry([tensed("x", [4])], [tensed("more", [4])]),

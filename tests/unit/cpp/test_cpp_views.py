@@ -1,0 +1,173 @@
+"""What a model returns of an input that it wrote to is that input, or a view of it, in C++ as in Python."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_runtime import MISSING, CppError, Runtime, built
+from lamp_files import object_code, write_lamp
+from torch import nn
+from torch.export import Dim
+
+import lampwork
+
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
+    pytest.mark.timeout(1200),  # the first test builds
+]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return Runtime(built(targets=["lampwork_runtime"]) / "liblampwork_runtime.so")
+
+
+class Written(nn.Module):
+    """Views of an input that is written to, of one that is not, and what is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Buffer(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        x.add_(1)
+        self.count.add_(1)
+        views = {
+            "row": x[1],
+            "turned": x.t(),
+            "x": x,
+            "part": x[:, 1:3],
+            "last": x[-1, -1],
+            "flat": x.view(-1),
+        }
+        return {**views, "y": y, "sum": x.sum(0), "count": self.count[1:]}
+
+
+def _aliases(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[Any]:
+    """As `Model.aliases` has it, of tensors."""
+    found: list[Any] = []
+    for result in results:
+        for number, each in enumerate(inputs):
+            if result.untyped_storage().data_ptr() == each.untyped_storage().data_ptr():
+                offset = int(result.storage_offset() - each.storage_offset())
+                found.append((number, offset, list(result.stride())))
+                break
+        else:
+            found.append(None)
+    return found
+
+
+LAYOUTS: dict[str, Callable[[int], torch.Tensor]] = {
+    "rows": lambda n: torch.randn(n, 4),
+    "columns": lambda n: torch.randn(4, n).t(),
+    "with gaps": lambda n: torch.randn(n, 9)[:, 5:],
+    "every other": lambda n: torch.randn(2 * n, 8)[::2, ::2],
+    "behind others": lambda n: torch.randn(n + 3, 4)[3:],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_of_written_inputs(
+    runtime: Runtime, tmp_path_factory: pytest.TempPathFactory, layout: str
+) -> None:
+    """Wherever Python gives a view of what was written, and there alone; what they hold is the same."""
+    path = tmp_path_factory.getbasetemp() / "written.lamp"
+    if not path.exists():
+        shapes = {"x": {0: Dim("n", min=2, max=64)}, "y": {}}
+        example = (torch.randn(3, 4), torch.randn(2))
+        lampwork.export(Written(), example, dynamic_shapes=shapes, path=path, targets=["host"])
+    here, there = lampwork.load(path, trust=True), runtime.load(path)
+    for n in (3, 2, 7):
+        x, y = LAYOUTS[layout](n), torch.randn(2)
+        same = x.as_strided(x.shape, x.stride(), x.storage_offset())
+        mine = torch.empty_strided(x.shape, x.stride()).copy_(same)
+        results = here(mine, y)
+        found = there.aliases(x, y)
+        wanted = _aliases(list(results.values()), [mine, y])
+        wanted[list(results).index("y")] = None  # it is not written to: a copy
+        assert found == wanted
+        assert torch.equal(x, mine)
+        values = there.run(x, y)
+        expected = here(mine, y)
+        for one, (name, other) in zip(values, expected.items(), strict=True):
+            assert torch.equal(one, other), name
+    if layout == "rows":
+        assert dict(zip(results, found, strict=True)) == {
+            "row": (0, 4, [1]),
+            "turned": (0, 0, [1, 4]),
+            "x": (0, 0, [4, 1]),
+            "part": (0, 1, [4, 1]),
+            "last": (0, 4 * n - 1, []),
+            "flat": (0, 0, [1]),
+            "y": None,
+            "sum": None,
+            "count": None,
+        }
+
+
+def test_results_in_memory_of_the_caller_are_copies(runtime: Runtime, tmp_path: Path) -> None:
+    class Whole(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x.mul_(2)
+            return x, x[0]
+
+    path, x = tmp_path / "whole.lamp", torch.randn(3, 4)
+    lampwork.export(Whole(), (x,), path=path, targets=["host"])
+    model, into = runtime.load(path), [torch.zeros(3, 4), torch.zeros(4)]
+    before = x.clone()
+    model.run_into(x, into=into)
+    assert torch.equal(x, before * 2) and torch.equal(into[0], x) and torch.equal(into[1], x[0])
+    assert model.aliases(x) == [(0, 0, [4, 1]), (0, 0, [1])]
+    assert model.aliases(torch.randn(4, 3).t()) == [(0, 0, [1, 3]), (0, 0, [3])]
+
+
+def test_what_a_file_says_of_views_is_checked(runtime: Runtime, tmp_path: Path) -> None:
+    code = object_code()
+    model, x = runtime.load(write_lamp(tmp_path / "fine.lamp", code)), torch.zeros(3, 4)
+    assert model.aliases(x, entry="viewed") == [(0, 5, [4]), (0, 0, [4, 1])]
+    assert model.run(x, entry="viewed")[0].tolist() == [2, 2] and torch.equal(x, torch.full((3, 4), 2.0))
+    for views, message in (
+        ([[9, 0]], "an output of the entry 'viewed'"),
+        ([[0, 1]], "a view of the entry 'viewed'"),
+        ([[0, -1]], "a view of the entry 'viewed'"),
+        ([[0]], "a view of the entry 'viewed'"),
+        (3, "the views of the entry 'viewed'"),
+    ):
+
+        def change(manifest: Any, programs: Any, views: Any = views) -> None:
+            manifest["entries"]["viewed"]["views"] = views
+
+        with pytest.raises(CppError, match=f"LW_FORMAT: .*{message}"):
+            runtime.load(write_lamp(tmp_path / "bad.lamp", code, change=change))
+
+    def elsewhere(manifest: Any, programs: Any) -> None:
+        programs["entries"]["viewed"]["values"][1]["shape"] = [4, 4]
+        programs["entries"]["viewed"]["values"][2]["offset"] = 11
+        programs["entries"]["viewed"]["outputs"][2] = 3
+        programs["entries"]["viewed"]["steps"][1]["args"][1]["ref"] = 3
+        part = {
+            "kind": "view",
+            "dtype": "float32",
+            "shape": [3, 4],
+            "strides": [4, 1],
+            "offset": 0,
+            "base": 1,
+        }
+        programs["entries"]["viewed"]["values"].append(part)
+
+    # Behind the part of the memory that is written back: no view of the input, so a copy.
+    model = runtime.load(write_lamp(tmp_path / "behind.lamp", code, change=elsewhere))
+    assert model.aliases(x, entry="viewed") == [None, (0, 0, [4, 1])]
+
+
+def test_what_is_no_result_lies_nowhere(runtime: Runtime) -> None:
+    place = ctypes.c_int64()
+    with pytest.raises(CppError, match="LW_ARGUMENT: there is no result 0"):
+        runtime.check(
+            runtime.lib.lw_result_alias(None, ctypes.c_size_t(0), ctypes.byref(place), ctypes.byref(place))
+        )
