@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in kept]
 
 
-FEW = 3
+FEW = 2
 """A test with no more cases than this always runs all of them."""
 
 
