@@ -98,6 +98,7 @@ class Interpreter:
         self.force = self.environment.force
         self.lookup, self.python_method = self.environment.lookup, self.environment.python_method
         self.attributes: dict[tuple[int, str], Any] = {}
+        self.plain: set[type] = set()  # the classes of objects whose attributes are read as those of most are
         self.globals: dict[tuple[int, str], Any] = {}
         self.inside_cells: dict[int, types.CellType] = {}
         self.gives_numbers: set[int] = set()  # ids of objects whose numbers are being asked for

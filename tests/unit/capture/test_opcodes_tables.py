@@ -5,14 +5,23 @@ What the handlers do is in test_opcodes_programs.py.
 
 from __future__ import annotations
 
+import argparse
+import asyncio.base_events
+import dataclasses
 import dis
 import sys
+import tarfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 from capture_reference import check
 from opcode_check import VERSION, opcodes_of_running
 from opcode_programs import CASES
 
+from lampwork.capture.model.bytecode import instructions
 from lampwork.capture.model.frame import decode
 from lampwork.capture.opcodes import VERSIONS, common, running_table
 
@@ -65,6 +74,33 @@ def test_exception_ranges_end_before_their_end():
         if found:
             assert decoded.instructions[handler.target].offset == found[0].target
             assert (handler.depth, handler.lasti) == (found[0].depth, found[0].lasti)
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+# Whose arguments dis shows as something else than what the instruction stands for.
+SHOWN = {"COMPARE_OP", "FORMAT_VALUE", "CONVERT_VALUE", "IS_OP", "CONTAINS_OP", "LOAD_SMALL_INT"}
+
+
+@pytest.mark.parametrize("module", [argparse, asyncio.base_events, dataclasses, tarfile, torch.nn.functional])
+def test_instructions_are_those_of_dis(module):
+    source = compile(Path(module.__file__).read_text(), module.__file__, "exec")
+    long = compile("\n".join(f"x{i} = {i}.5" for i in range(70000)), "long", "exec")
+    for code in (*codes(source), long):
+        line = code.co_firstlineno
+        expected = []
+        for each in dis.get_instructions(code):
+            line = line if each.positions.lineno is None else each.positions.lineno
+            value = each.arg if each.opname in SHOWN else each.argval
+            if each.opname == "KW_NAMES":
+                value = code.co_consts[each.arg]
+            expected.append((each.offset, each.opcode, each.arg, value, line))
+        assert list(instructions(code)) == expected, code
 
 
 def test_calls_are_folded():

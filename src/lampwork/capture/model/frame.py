@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from lampwork.capture.model import bytecode
 from lampwork.capture.model.within import Within
 from lampwork.errors import Location
 from lampwork.graph.origin import Place, is_users
@@ -74,10 +75,7 @@ SUBSCRIPT = 26
 """The argument of BINARY_OP for `container[key]`, from CPython 3.14 on."""
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
-# Their argument must stay a number: dis's argval is for people.
-_RAW = frozenset(
-    {"FORMAT_VALUE", "CONVERT_VALUE", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "IS_OP", "CONTAINS_OP"}
-)
+_FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "PRECALL"})
 
 
 def _comparison(arg: int) -> Any:
@@ -114,35 +112,29 @@ def _decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
     instructions: list[Instruction] = []
     index_of: dict[int, int] = {}
     kwnames: tuple[str, ...] = ()
-    line = code.co_firstlineno
     jumps: list[int] = []
-    for raw in dis.get_instructions(code):
-        position = raw.positions.lineno if raw.positions is not None else None
-        line = position if position is not None else line
-        index_of[raw.offset] = len(instructions)
-        name = raw.opname
-        arg: Any = raw.argval
-        if name in ("CACHE", "EXTENDED_ARG", "PRECALL"):
+    for offset, opcode, number, arg, line in bytecode.instructions(code):
+        index_of[offset] = len(instructions)
+        name = dis.opname[opcode]
+        if name in _FOLDED:
             continue
         if name == "KW_NAMES":
-            kwnames = cast(tuple[str, ...], code.co_consts[cast(int, raw.arg)])
+            kwnames = arg
             continue
         if name == "CALL":
-            arg = (raw.arg, kwnames)
+            arg = (number, kwnames)
             kwnames = ()
         elif name == "LOAD_GLOBAL" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12)):
-            arg = (raw.argval, bool(cast(int, raw.arg) & 1))
+            arg = (arg, bool(cast(int, number) & 1))
         elif name == "LOAD_SUPER_ATTR":
-            arg = (raw.argval, bool(cast(int, raw.arg) & 1), bool(cast(int, raw.arg) & 2))
+            arg = (arg, bool(cast(int, number) & 1), bool(cast(int, number) & 2))
         elif name == "COMPARE_OP":
-            arg = _comparison(cast(int, raw.arg))
+            arg = _comparison(cast(int, number))
         elif name == "CALL_FUNCTION_EX" and sys.version_info >= (3, 14):
             arg = 1  # where no mapping is given, NULL lies in its place
-        elif name in _RAW:
-            arg = raw.arg
-        elif raw.opcode in _JUMPS:
+        elif opcode in _JUMPS:
             jumps.append(len(instructions))
-        instructions.append(Instruction(name, arg, raw.offset, line))
+        instructions.append(Instruction(name, arg, offset, line))
     for index in jumps:
         old = instructions[index]
         instructions[index] = Instruction(old.name, index_of[old.arg], old.offset, old.line)

@@ -31,12 +31,17 @@ def load(interp: Interpreter, frame: Frame, held: Callable[[], Any], read: Calla
     Args:
         held: gives that value as it is outside, without running code of the program.
     """
-    following = frame.decoded.instructions[frame.ip]
-    if following.arg in _APPEND and following.name in _METHOD_LOADS:
+    if takes_append(frame):
         items = held()
         if type(items) is list:
             return interp.environment.shadows.keep_unread(items, read)
     return read()
+
+
+def takes_append(frame: Frame) -> bool:
+    """Whether the next instruction takes `append` of what the running one loads."""
+    following = frame.decoded.instructions[frame.ip]
+    return following.arg in _APPEND and following.name in _METHOD_LOADS
 
 
 def load_attribute(interp: Interpreter, frame: Frame, name: str) -> Any:
@@ -49,11 +54,15 @@ def load_attribute(interp: Interpreter, frame: Frame, name: str) -> Any:
             items = interp.environment.shadows.keep_unread(obj.value, lambda: interp.force(obj))
             return items if type(items) is Appended else load_attr(interp, items, name)
         obj = interp.force(obj)
+    if not takes_append(frame):
+        return load_attr(interp, obj, name)
     return load(interp, frame, lambda: _held(interp, obj, name), lambda: load_attr(interp, obj, name))
 
 
 def load_global(interp: Interpreter, frame: Frame, name: str) -> Any:
     """What the globals of a frame, or the builtins, have under a name."""
+    if not takes_append(frame):
+        return interp.load_global(frame, name)
     return load(interp, frame, lambda: frame.globals.get(name), lambda: interp.load_global(frame, name))
 
 

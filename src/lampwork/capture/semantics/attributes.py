@@ -102,6 +102,8 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         found = interp.attributes.get(key, MISSING)
         if found is not MISSING and not _has_shadow(interp, obj):
             return found
+    if kind in interp.plain:
+        return _load_plain_attr(interp, obj, name)
     if kind is TraceTensor:
         return _load_tensor_attr(interp, obj, name)
     if is_dtensor(kind):
@@ -142,6 +144,7 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
                 if fallback is MISSING:
                     raise
                 return interp.call(fallback, [obj, name], {})
+        interp.plain.add(kind)
         return _load_plain_attr(interp, obj, name)
     if not interp.effects.attributes and type(value) is not Appended:
         interp.attributes[key] = value
@@ -228,7 +231,10 @@ def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
 def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
     """Whether a class attribute goes before what an instance has under the name."""
     kind = type(found)
-    return any(interp.lookup(kind, name)[0] is not MISSING for name in ("__set__", "__delete__"))
+    return (
+        interp.lookup(kind, "__set__")[0] is not MISSING
+        or interp.lookup(kind, "__delete__")[0] is not MISSING
+    )
 
 
 def _is_python(found: property) -> bool:

@@ -89,6 +89,7 @@ class Environment:
         self.lifting = Lifting(recorder, guards, dynamic)
         self.distributed = Distributed(self.lifting, guards, trains_dtensors)
         self.shadows = Shadows(self)
+        self.original = self.shadows.original
         self._readable: set[type] = set()
 
     def close(self) -> None:
@@ -313,10 +314,6 @@ class Environment:
             self.register(value, f"a {type(value).__qualname__}")
             return self.entries[id(value)]
         return found
-
-    def original(self, value: Any) -> Any:
-        """The outside container that a shadow or stand-in is of, else the value itself."""
-        return self.shadows.original(value)
 
     def is_state(self, value: Any, source: Source) -> bool:
         """Whether a value at a known source is a tensor, a tuple of tensors, or a function that is read anew on each
