@@ -1,7 +1,8 @@
 """Random small programs, and others that differ from one in a single thing: what a key of a cache has to tell apart.
 
 A program is plain data: inputs and steps. `changed` gives one that differs in a number, an operator, a dimension, a
-dtype, sizes, strides, or in whether an input is written to.
+dtype, sizes, strides, in whether an input is written to, or whether gradients are on. Some steps do nothing, or are
+undone: programs with and without them are different graphs that passes make one of.
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "rest": lambda x: x[1:] if x.shape[0] > 1 else x,
     "flat": lambda x: x.reshape(1, -1),
 }
+PAIRS: dict[str, Callable[[Tensor], Tensor]] = {
+    "zero": lambda x: x + 0.0,
+    "one": lambda x: x * 1,
+    "neg twice": lambda x: -(-x),
+    "t twice": lambda x: x.t().t(),
+    "cast": lambda x: x.to(x.dtype),
+    "half of two": lambda x: torch.stack([x, x])[1],
+    "relu twice": lambda x: x.relu().relu(),
+    "same twice": lambda x: x.exp() - x.exp(),
+    "mean": lambda x: x - x.mean(-1, keepdim=True),
+}
 NUMBERS = (0.5, 2.0, -1.5, 3.0)
 DTYPES = (torch.float32, torch.float64)
 LAYOUTS = ("contiguous", "transposed", "strided")
@@ -49,13 +61,15 @@ LAYOUTS = ("contiguous", "transposed", "strided")
 
 @dataclass(frozen=True)
 class Program:
-    """`shape`, `dtype`, `layout`: of the input; `writes`: a number that is added to it in place, None: it is not."""
+    """`shape`, `dtype`, `layout`: of the input; `writes`: a number that is added to it in place, None: it is not;
+    `grad`: whether the weight requires grad."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
     layout: str
     steps: tuple[Step, ...]
     writes: float | None = None
+    grad: bool = False
 
     def __call__(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         if self.writes is not None:
@@ -70,6 +84,8 @@ class Program:
                 value = ALONG[name](value, given)
             elif name in VIEWS:
                 value = VIEWS[name](value)
+            elif name in PAIRS:
+                value = PAIRS[name](value)
             else:
                 value = value + weight if given else value * weight
         return value, value.sum()
@@ -84,7 +100,7 @@ class Program:
             x = torch.randn(rows, 2 * columns, generator=generator, dtype=self.dtype)[:, ::2]
         else:
             x = torch.randn(rows, columns, generator=generator, dtype=self.dtype)
-        return x, torch.randn(1, generator=generator, dtype=self.dtype)
+        return x, torch.randn(1, generator=generator, dtype=self.dtype, requires_grad=self.grad)
 
 
 def grown(seed: int) -> Program:
@@ -99,7 +115,15 @@ def grown(seed: int) -> Program:
 
 def changed(program: Program, pick: random.Random) -> Program:
     """One that differs in a single thing."""
-    kind = pick.choice(("step", "step", "number", "shape", "dtype", "layout", "writes"))
+    kind = pick.choice(
+        ("step", "step", "number", "shape", "dtype", "layout", "writes", "pair", "pair", "grad")
+    )
+    if kind == "grad":
+        return replace(program, grad=not program.grad)
+    if kind == "pair":
+        where = pick.randint(0, len(program.steps))
+        step: Step = (pick.choice(sorted(PAIRS)), None)
+        return replace(program, steps=(*program.steps[:where], step, *program.steps[where:]))
     if kind == "shape":
         rows, columns = program.shape
         return replace(
@@ -123,7 +147,7 @@ def changed(program: Program, pick: random.Random) -> Program:
 
 
 def _step(pick: random.Random) -> Step:
-    table = pick.choice((UNARY, BINARY, ALONG, VIEWS, None))
+    table = pick.choice((UNARY, BINARY, ALONG, VIEWS, PAIRS, None))
     if table is None:
         return ("weight", pick.choice((True, False)))
     name = pick.choice(sorted(table))

@@ -15,7 +15,10 @@ from near_programs import Program, changed, grown
 from torch import Tensor
 
 import lampwork
+from lampwork.compiled import transformed
 from lampwork.partitioning import compiling
+from lampwork.partitioning.kept import keeping
+from lampwork.partitioning.shortcut import Shortcut
 
 FAMILIES = max(1, int(os.environ.get("LAMPWORK_FUZZ", "240")) // 20)
 SEED = int(os.environ.get("LAMPWORK_FUZZ_SEED", "0"))
@@ -44,15 +47,53 @@ def same(run: Callable[..., Any], program: Program) -> None:
         assert shares[0] == shares[1]
 
 
+@pytest.mark.parametrize("seed", range(SEED, SEED + max(1, FAMILIES // 2)))
+def test_what_is_kept_is_what_the_passes_come_to(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second round the passes run all the same, to be compared."""
+    monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path))
+    monkeypatch.setenv("LAMPWORK_VERIFY", "")  # else the passes always run
+    found = Shortcut.found
+    told: list[bool] = []
+
+    def compared(self: Shortcut, later: Callable[[], None]) -> Any:
+        led = self.program()
+        if led is not None:
+            later()
+            kept = keeping(self.backend, self.traits, self.graph, self.options)
+            assert kept is not None and kept.key == led.key
+            told.append(True)
+        return found(self, later)
+
+    for _ in range(2):
+        for program in family(seed):
+            same(lampwork.compile(program.__call__), program)
+        monkeypatch.setattr(Shortcut, "found", compared)
+    assert told
+
+
 @pytest.mark.parametrize("seed", range(SEED, SEED + FAMILIES))
 def test_each_program_runs_from_its_own_entry(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path))
+    monkeypatch.setenv("LAMPWORK_VERIFY", "")  # else the passes always run
     programs = family(seed)
     made: list[tuple[int, int]] = []
+    passed: list[int] = []
+    trained = False  # the halves of a training step have no entry as they were captured
+    run = transformed.run_passes
+
+    def counted(*given: Any, **named: Any) -> Any:
+        passed[-1] += not trained
+        return run(*given, **named)
+
+    monkeypatch.setattr(transformed, "run_passes", counted)
     for _ in range(2):
+        passed.append(0)
         for program in programs:
+            trained = program.grad
             monkeypatch.setattr(compiling, "_cache", compiling._Cache())  # as in a new process
             before = lampwork.stats()
             same(lampwork.compile(program.__call__), program)
@@ -61,6 +102,7 @@ def test_each_program_runs_from_its_own_entry(
     cold, warm = made[: len(programs)], made[len(programs) :]
     # Whatever the first round compiled or found, the second one finds.
     assert warm == [(0, sum(counts)) for counts in cold]
+    assert passed[0] >= passed[1] == 0
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + max(1, FAMILIES // 4)))

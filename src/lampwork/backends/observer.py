@@ -38,18 +38,35 @@ class Details:
     assembly: Callable[[str], str]
 
 
+def _nothing() -> None:
+    """The graph is there."""
+
+
 class Inside:
     """What a part of a graph was compiled to, to look into; its `Details` too, which are made when somebody asks.
 
     Attributes:
-        graph: the part.
         program: of a graph with symbols, the one for their hints.
     """
 
-    def __init__(self, graph: fx.Graph, program: Program, details: Callable[[], Details]) -> None:
-        self.graph = graph
+    def __init__(
+        self,
+        graph: fx.Graph,
+        program: Program,
+        details: Callable[[], Details],
+        ready: Callable[[], None] = _nothing,
+    ) -> None:
+        """`ready`: is called before anybody looks at the graph."""
+        self._graph = graph
         self.program = program
         self._make_details = details
+        self._ready = ready
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The part."""
+        self._ready()
+        return self._graph
 
     @functools.cached_property
     def _details(self) -> Details:
@@ -95,6 +112,11 @@ class Observer:
     def transforming(self, graph: fx.Graph, context: Callable[[], PassContext]) -> None:
         """The graph that the passes are given, and what makes their context, to run them once more."""
 
+    def skipped(self, run: Callable[[], None], calls: int) -> None:
+        """The passes need not run over the graph, as what they come to was kept: a graph of so many calls. `run` lets
+        them run all the same, once, and tells what became of it (`transformed`, `partitioned`)."""
+        run()
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
@@ -132,6 +154,9 @@ class Observer:
 class _Nobody(Observer):
     __slots__ = ()
     looks = False
+
+    def skipped(self, run: Callable[[], None], calls: int) -> None:
+        """Nobody wants them to run."""
 
 
 NOBODY: Observer = _Nobody()

@@ -28,6 +28,10 @@ Compiled = Program | SymbolicProgram | Callable[..., Sequence[Tensor]]
 from the graph's placeholders, in order, to its outputs."""
 
 
+def _nothing() -> None:
+    """The graph is what the passes made of it."""
+
+
 @record
 class CompileOptions:
     """`mutations`: pairs (placeholder number, output number); after the call, that output must be copied into the
@@ -35,13 +39,16 @@ class CompileOptions:
     `observer`: whom a backend may tell what it made, by `observer.compiled(texts, counts, seconds)`; NOBODY if nobody
     looks.
     `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`.
-    `waits`: machine code must be there when `compile` returns; else it may be when the Program is run."""
+    `waits`: machine code must be there when `compile` returns; else it may be when the Program is run.
+    `ready`: has to be called before `restore` looks at the graph: until then it may be what the passes are yet to run
+    over."""
 
     config: Config = field(default_factory=Config)
     mutations: tuple[tuple[int, int], ...] = ()
     observer: Observer = NOBODY
     bound: tuple[Tensor, ...] = ()
     waits: bool = True
+    ready: Callable[[], None] = _nothing
 
 
 @runtime_checkable
@@ -85,6 +92,7 @@ class Backend(Protocol):
       difference to what it compiles and is neither in the graph nor in the options nor in its own code, such as the
       machine; None for what is not to be kept. `save` gives bytes, or raises SerialError for what cannot be written.
       `restore` gives what `compile` gave for an equal graph in another process, and tells `options.observer` as much;
+      a graph that it looks at is there after `options.ready()`;
       it raises SerialError for bytes that it does not understand, and the graph is compiled then.
     """
 

@@ -10,23 +10,28 @@ import torch
 from torch import fx
 
 from lampwork.backends.eager import EagerBackend
+from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import Observer
-from lampwork.backends.protocol import Backend
+from lampwork.backends.protocol import Backend, CompileOptions
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.islands import with_islands
 from lampwork.compiled.training import doubler, open_trainer, trainer
-from lampwork.compiled.transformed import transform
+from lampwork.compiled.transformed import Transforming
 from lampwork.config import using_config
 from lampwork.differentiation.segments import requires_grad
+from lampwork.errors import BackendError
 from lampwork.graph.concrete import concrete_graph, known_sizes, symbol_names
 from lampwork.graph.copying import copy_graph
 from lampwork.graph.symbols import bits_of_float, held
 from lampwork.graph.verify import verify
-from lampwork.partitioning import Part, compile_for_sizes, compile_parts, partition
+from lampwork.partitioning import compile_for_sizes, compile_parts, partition
+from lampwork.partitioning.chain import executable
+from lampwork.partitioning.shortcut import Shortcut, shortcut
+from lampwork.partitioning.sizes import ForNumbers, for_all_sizes
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached, view_base
-from lampwork.runtime import Numbers, make_entry
+from lampwork.runtime import Executable, Numbers, make_entry
 from lampwork.runtime.autograd import (
     Differentiable,
     DifferentiableCall,
@@ -34,7 +39,9 @@ from lampwork.runtime.autograd import (
     localizing,
     without_gradients,
 )
+from lampwork.runtime.cuda_graphs import Graphed
 from lampwork.runtime.opened import Later
+from lampwork.runtime.program import Program
 from lampwork.standard import functools, struct
 
 
@@ -101,27 +108,57 @@ def _forward(
     backends: Sequence[Backend],
 ) -> Made:
     """What runs a region's graph, on whose results autograd nodes are put if they can require grad."""
-    parts = transform(graph, function, backends, observer)
-    if region.symbols and symbol_names(graph) | symbol_names(reference):
-        made = _for_numbers(region, reference, differentiable, parts, observer, function)
+    passes = Transforming.of(graph, function, backends, observer)
+    is_open = bool(region.symbols and symbol_names(reference))
+    options = CompileOptions(function.config, tuple(region.mutations), observer)
+    way = shortcut(graph, passes.ctx, backends, options)
+    compiled = None if way is None else _kept(way, passes, is_open, region)
+    if compiled is None:
+        parts = passes.run()
+        keep = None if way is None or passes.ctx.faults else way.lead(parts)
+        if is_open or (region.symbols and symbol_names(graph)):
+            compiled = compile_for_sizes(parts, region, observer, function.note_fault)
+            is_whole = compiled.once
+        else:
+            compiled = compile_parts(parts, region, observer, function.note_fault)
+            is_whole = isinstance(compiled, Executable | Graphed)
+        if keep is not None and is_whole:
+            keep()
+    if isinstance(compiled, ForNumbers):
+        made = _for_numbers(region, reference, differentiable, compiled, function)
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.
         region.conditions = tuple(region.conditions)
         return made
-    compiled = compile_parts(parts, region, observer, function.note_fault)
     detached = () if region.mutations else _detached_inputs(reference)
     return Made(cut_off(detached) if detached else _with_gradients(differentiable, reference, compiled))
+
+
+def _kept(way: Shortcut, passes: Transforming, is_open: bool, region: Region) -> Any:
+    """What compiling the parts of a graph would give, from the cache; None if it is not there."""
+    program = way.found(passes.later)
+    if program is None:
+        return None
+    compiled: Any = None
+    if is_open and isinstance(program, SymbolicProgram):
+        compiled = for_all_sizes(program, region)
+    elif not is_open and isinstance(program, Program):
+        try:
+            compiled = executable(program, region)
+        except BackendError:  # said again, and handled, where it is compiled
+            return None
+    if compiled is not None:
+        passes.skip()
+    return compiled
 
 
 def _for_numbers(
     region: Region,
     reference: fx.Graph,
     differentiable: Differentiable | None,
-    parts: Sequence[Part],
-    observer: Observer,
+    compiled: ForNumbers,
     function: Function,
 ) -> Made:
     """What runs a graph with symbols: a program for each tuple of sizes, which takes other numbers with the call."""
-    compiled = compile_for_sizes(parts, region, observer, function.note_fault)
     in_keys = {name: number for name, number in region.derived.items() if name in compiled.keys}
     wanted = compiled.keys.union(*(number.symbols() for number in in_keys.values()))
     if not compiled.scalars:

@@ -127,12 +127,24 @@ class Stages(Shown, Observer):
         if given is not None:
             self.compilation = Compilation(given, _results(graph), context, graph)
 
+    def skipped(self, run: Callable[[], None], calls: int) -> None:
+        """The passes run when somebody looks at what they did."""
+        if self.compilation is not None:
+            self.compilation.later = run
+        for stage in ("passes", "optimized", "partition"):
+            self.makers[stage] = functools.partial(self._text_after, run, stage)
+        self.counts["after passes"] = calls
+
+    def _text_after(self, run: Callable[[], None], stage: str) -> str:
+        run()  # makes another maker of the stage
+        return self.makers[stage]()
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         self.backend_passes = backend_passes
         if self.compilation is not None:
-            self.compilation.records = tuple(records)
+            self.compilation.transformed(records)
         self.makers["passes"] = lambda: format_records(records)
         self._keep("optimized", "graph", lambda: format_graph(graph))
         self.counts["after passes"] = _calls(graph)
@@ -140,7 +152,7 @@ class Stages(Shown, Observer):
 
     def partitioned(self, parts: Sequence[Part]) -> None:
         if self.compilation is not None:
-            self.compilation.parts = tuple(parts)
+            self.compilation.partitioned(parts)
         self._keep("partition", "partition", lambda: format_partition(parts))
 
     def compiled(
@@ -308,21 +320,49 @@ class Compilation:
         recorded: the graph, as it was before the passes.
         results: the names of what it returned to them: what differentiating needs is appended.
         context: makes the context that they run in.
-        graph: the graph after the passes.
-        records: what each pass did.
-        parts: who takes what of it.
         inside: what the native backend made of its part.
         programs: what it made of all its parts. Where it makes another for other sizes, those that came first.
+        later: lets the passes run, if they did not need to.
     """
 
     recorded: fx.Graph
     results: tuple[str, ...]
     context: Callable[[], PassContext]
-    graph: fx.Graph
-    records: Sequence[PassRecord] = ()
-    parts: Sequence[Part] = ()
+    _graph: fx.Graph
+    _records: Sequence[PassRecord] = ()
+    _parts: Sequence[Part] = ()
     inside: Inside | None = None
     programs: list[Program] = field(default_factory=list["Program"])
+    later: Callable[[], None] | None = None
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph after the passes."""
+        self._settle()
+        return self._graph
+
+    @property
+    def records(self) -> Sequence[PassRecord]:
+        """What each pass did."""
+        self._settle()
+        return self._records
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Who takes what of the graph."""
+        self._settle()
+        return self._parts
+
+    def _settle(self) -> None:
+        if self.later is not None:
+            self.later()
+
+    def transformed(self, records: Sequence[PassRecord]) -> None:
+        self._records = tuple(records)
+
+    def partitioned(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+        self.later = None
 
     def built(self, inside: Inside) -> None:
         """Keeps so many programs at most: a function that is called with ever other sizes must not grow without end."""
@@ -366,11 +406,11 @@ class _Half(Observer):
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:
         if self.made is not None:
-            self.made.records = tuple(records)
+            self.made.transformed(records)
 
     def partitioned(self, parts: Sequence[Part]) -> None:
         if self.made is not None:
-            self.made.parts = tuple(parts)
+            self.made.partitioned(parts)
 
     def built(self, inside: Inside) -> None:
         if self.made is not None:

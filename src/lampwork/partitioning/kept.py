@@ -33,20 +33,25 @@ from lampwork.serial.own_code import own_code
 from lampwork.serial.specs import scope_to_json
 from lampwork.serial.values import mapping
 
-NOT_IN_CODE: Mapping[str, str] = {
+NOT_IN_PASSES: Mapping[str, str] = {
     "strict": "what happens after a failure",
-    "passes": "the graph is what the passes made of it",
-    "fuel": "the graph is what the rewrites made of it",
     "pass_timeout": "how long passes may take",
     "logs": "what is printed",
     "dump": "what is written for people",
     "recompile_limit": "when a function compiles",
     "error_on_recompile": "when a function compiles",
     "backend_timeout": "how long others may take",
-    "memory_budget": "the graph is what was split by it",
     "cache": "where things are kept",
     "cache_bytes": "how much is kept",
     "cache_remote": "where things are kept",
+}
+"""The options that make no difference to what the passes make of a given graph, nor to its code, and why."""
+
+NOT_IN_CODE: Mapping[str, str] = {
+    **NOT_IN_PASSES,
+    "passes": "the graph is what the passes made of it",
+    "fuel": "the graph is what the rewrites made of it",
+    "memory_budget": "the graph is what was split by it",
 }
 """The options that make no difference to the code of a given graph, and why. All others are in the key."""
 
@@ -106,18 +111,36 @@ def keeping(
     """
     if traits.key_parts is None or (kept := store(options.config)) is None:
         return None
-    theirs = traits.key_parts(graph, options)
+    parts = parts_of_key(backend, traits, graph, options, origin)
+    if parts is None:
+        return None
+    return Keeping(kept, Key("program", parts), backend, traits, graph, scope_of(graph), options)
+
+
+def parts_of_key(
+    backend: Backend,
+    traits: Traits,
+    graph: fx.Graph,
+    options: CompileOptions,
+    origin: str = "",
+    left_out: Mapping[str, str] = NOT_IN_CODE,
+) -> dict[str, str] | None:
+    """All that makes a difference to what `backend` makes of `graph`, by name; None if that is not to be kept.
+
+    `left_out`: the options that make none.
+    """
+    theirs = None if traits.key_parts is None else traits.key_parts(graph, options)
     if theirs is None or _has_labels(graph):
         return None
     try:
         scope, found = scope_of(graph), graph_to_json(graph)
-        parts = {
+        return {
             "graph": _digest(to_text(found["nodes"])),
             "symbols": "" if scope is None else _digest(to_text(_symbols(scope))),
             "writes": repr(options.mutations),
             "origin": origin,
-            "options": options_text(options.config),
-            "backend": _of_backend(backend),
+            "options": options_text(options.config, left_out),
+            "backend": kind_of(backend),
             "code": own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
             "state": _fields_text(GlobalState.now()),
@@ -126,12 +149,11 @@ def keeping(
     except SerialError as error:
         logs.emit("cache", f"a graph has no key, and is compiled: {error.cause}")
         return None
-    return Keeping(kept, Key("program", parts), backend, traits, graph, scope, options)
 
 
-def options_text(config: Config) -> str:
+def options_text(config: Config, left_out: Mapping[str, str] = NOT_IN_CODE) -> str:
     """The options that may make a difference to code."""
-    names = [each.name for each in fields(config) if each.name not in NOT_IN_CODE]
+    names = [each.name for each in fields(config) if each.name not in left_out]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in sorted(names))
 
 
@@ -156,7 +178,7 @@ def _has_labels(graph: fx.Graph) -> bool:
     return any(origin is not None and origin.labels for origin in origins)
 
 
-def _of_backend(backend: Backend) -> str:
+def kind_of(backend: Backend) -> str:
     """The backend's code; of Lampwork's own its name, as all of Lampwork's code is in the key."""
     kind = type(backend)
     if kind.__module__.startswith("lampwork."):

@@ -29,11 +29,12 @@ from lampwork.runtime.program import Program
 @record
 class ForNumbers:
     """`make(values)` gives what `compile_parts` gives for a graph without symbols, for these values of the `keys`. What
-    it gives takes the numbers `scalars` with each call."""
+    it gives takes the numbers `scalars` with each call. `once`: it was compiled for all of them."""
 
     keys: frozenset[str]
     scalars: tuple[Index, ...]
     make: Callable[[Mapping[str, int]], Any]
+    once: bool = False
 
 
 def compile_for_sizes(
@@ -49,7 +50,7 @@ def compile_for_sizes(
     """
     compiled = _for_all(parts, region, observer)
     if isinstance(compiled, SymbolicProgram):
-        return ForNumbers(compiled.keys, compiled.scalars, _one_for_all(compiled, region))
+        return for_all_sizes(compiled, region)
     graph, backends = parts[0].graph, parts[0].backends
 
     def make(values: Mapping[str, int]) -> Any:
@@ -57,6 +58,11 @@ def compile_for_sizes(
         return compile_parts(partition(concrete, backends, report), region, report=report)
 
     return ForNumbers(symbol_names(graph), (), make)
+
+
+def for_all_sizes(compiled: SymbolicProgram, region: Region) -> ForNumbers:
+    """What runs a program that serves all sizes."""
+    return ForNumbers(compiled.keys, compiled.scalars, _one_for_all(compiled, region), once=True)
 
 
 def compile_open(parts: Sequence[Part], region: Region, observer: Observer = NOBODY) -> ForNumbers | None:

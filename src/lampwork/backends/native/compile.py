@@ -150,12 +150,13 @@ class NativeBackend:
         again = Again(functools.partial(self._again, graph, options))
         restored = from_bytes(content, _scope(graph)[1], observer.title, again)
         again.program = restored.program
-        observer.built(Inside(graph, restored.program, again.details))
+        observer.built(Inside(graph, restored.program, again.details, options.ready))
         if observer.looks:
             observer.compiled(again.texts(), restored.layout.counts, {})
         return restored.compiled
 
     def _again(self, graph: fx.Graph, options: CompileOptions) -> Finished:
+        options.ready()
         with config.using_config(options.config):
             return self._made(graph, options)
 

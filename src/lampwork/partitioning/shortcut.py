@@ -1,0 +1,173 @@
+"""From a graph as it was captured to its program in the cache folder: neither passes nor backends are asked again.
+
+An entry leads from everything that passes and backends go by, the captured graph first, to the key of the program that
+they came to. Passes see a graph and a `PassContext`, and of the process what is in the key: `tests` hold them to it.
+Where something else has a say (what users registered, backends from outside, operators of others, fuel), or somebody is
+to see what the passes do (logs, dumps, checks), there is no such entry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lampwork import logs
+from lampwork.backends.native.symbolic import SymbolicProgram
+from lampwork.backends.protocol import Backend, CompileOptions, Traits
+from lampwork.cache import Key, Store, store
+from lampwork.cache.key import read_key
+from lampwork.errors import SerialError
+from lampwork.graph.concrete import scope_of
+from lampwork.graph.symbols import Scope
+from lampwork.partitioning.demands import Asked, Demands, demands_from_json, demands_to_json
+from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, keeping, kind_of, parts_of_key
+from lampwork.partitioning.parts import Part
+from lampwork.plugins.context import PassContext
+from lampwork.plugins.fuel import FUEL
+from lampwork.records import record
+from lampwork.runtime.program import Program
+from lampwork.serial import from_text, to_text
+from lampwork.serial.graphs import META
+from lampwork.serial.values import expected, mapping, text, whole
+from lampwork.standard import functools, operator
+
+_ORIGINS = frozenset({"location", "origin", "recorded_as"})
+"""Meta data of nodes that passes hand on, and do not go by."""
+_KNOWN = META | _ORIGINS
+
+_NAMESPACES = frozenset({"aten", "lampwork", "mkldnn", "prims"})
+"""Whose operators are torch's and ours: what those of others give is for their authors to say, in each process."""
+
+_SEEN = ("passes", "partition", "graph", "loops", "llvm", "program", "tuning")
+"""Topics of the log that show what passes and backends do."""
+
+_KEYS = frozenset({"program", "demands", "calls"})
+
+
+@record
+class Shortcut:
+    """Where it is kept which program a captured graph comes to. `asked`: what its symbols were asked by the capture."""
+
+    store: Store
+    key: Key
+    backend: Backend
+    traits: Traits
+    graph: fx.Graph
+    scope: Scope | None
+    asked: Asked | None
+    options: CompileOptions
+
+    def program(self) -> Led | None:
+        """What was kept; None if that is nothing, damaged, or not right for this call."""
+        content = self.store.get(self.key)
+        if content is None:
+            return None
+        try:
+            led = _read(content, self.scope)
+        except SerialError as error:
+            logs.emit("cache", f"{self.key} cannot be used: {error.cause}")
+            return None
+        if led.demands is not None and self.scope is not None and not led.demands.hold_for(self.scope):
+            logs.emit("cache", f"{self.key} is for other sizes")
+            return None
+        return led
+
+    def found(self, later: Callable[[], None]) -> Program | SymbolicProgram | None:
+        """The program; None if it is not there. `later` lets the passes run over the graph, for whoever looks at it."""
+        led = self.program()
+        content = None if led is None else self.store.get(led.key)
+        if led is None or content is None:
+            return None
+        if led.demands is not None and self.scope is not None:
+            led.demands.make_of(self.scope)
+        options = replace(self.options, ready=later)
+        options.observer.skipped(later, led.calls)
+        kept = Keeping(self.store, led.key, self.backend, self.traits, self.graph, self.scope, options)
+        restored = kept.restored(content)
+        if restored is None or not isinstance(restored[0], Program | SymbolicProgram):
+            return None
+        return restored[0]
+
+    def lead(self, parts: Sequence[Part]) -> Callable[[], None]:
+        """What keeps which program the graph came to, to be called once there is one for all of it. `parts` are what
+        the passes have left, before they are compiled."""
+        if len(parts) != 1 or parts[0].backend is not self.backend:
+            return _nothing
+        graph = parts[0].graph
+        to = keeping(self.backend, self.traits, graph, self.options)
+        if to is None or (to.scope is None) != (self.scope is None):
+            return _nothing
+        demands = None
+        if self.scope is not None and self.asked is not None:
+            demands = demands_to_json(Demands.since(self.asked, self.scope))
+        calls = sum(node.op == "call_function" for node in graph.nodes)
+        content = to_text({"program": to.key.text, "demands": demands, "calls": calls})
+        return functools.partial(self.store.put, self.key, content)
+
+
+def _nothing() -> None:
+    """Nothing is kept."""
+
+
+@record
+class Led:
+    """The key of a program, what the passes asked of symbols, and how many calls they left."""
+
+    key: Key
+    demands: Demands | None
+    calls: int
+
+
+def _read(content: bytes, scope: Scope | None) -> Led:
+    found = mapping(from_text(content), _KEYS)
+    key = read_key(text(found["program"]))
+    if key is None or key.kind != "program":
+        raise expected("the key of a program", found["program"])
+    if (found["demands"] is None) != (scope is None):
+        raise SerialError("demands were expected for a graph with symbols, and for no other")
+    demands = None if scope is None else demands_from_json(found["demands"], scope)
+    return Led(key, demands, whole(found["calls"]))
+
+
+def shortcut(
+    graph: fx.Graph, ctx: PassContext, backends: Sequence[Backend], options: CompileOptions
+) -> Shortcut | None:
+    """Where it is kept what the passes, in that context, and the backends make of a graph that was captured; None if
+    they have to be asked."""
+    config = options.config
+    if config.passes or config.fuel >= 0 or FUEL in os.environ or config.verify or config.dump:
+        return None
+    if ctx.selection.items or any(map(logs.enabled, _SEEN)) or not all(map(_is_plain, graph.nodes)):
+        return None
+    traits = [Traits.of(backend) for backend in backends]
+    if not all(map(_is_ours, backends)) or not all(each.trusted for each in traits):
+        return None
+    if (kept := store(config)) is None:
+        return None
+    backend, first = backends[0], traits[0]
+    parts = parts_of_key(backend, first, graph, options, left_out=NOT_IN_PASSES)
+    if parts is None:
+        return None
+    parts["backends"] = " ".join(map(kind_of, backends))
+    scope = scope_of(graph)
+    asked = None if scope is None else Asked.of(scope)
+    return Shortcut(kept, Key("graph", parts), backend, first, graph, scope, asked, options)
+
+
+def _is_ours(backend: Any) -> bool:
+    return type(backend).__module__.startswith("lampwork.backends.")
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether the key has all of a node that passes go by."""
+    if not node.meta.keys() <= _KNOWN:
+        return False
+    target: Any = node.target
+    if node.op != "call_function" or target is operator.getitem:
+        return True
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES

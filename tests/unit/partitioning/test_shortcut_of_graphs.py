@@ -1,0 +1,515 @@
+"""A captured graph leads to its program in the cache folder, past passes and backends; where something else has a say,
+they run."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lampwork
+from lampwork import config, counters
+from lampwork.backends.observer import Observer
+from lampwork.cache import store
+from lampwork.cache.key import read_key
+from lampwork.compiled import transformed
+from lampwork.config import Config
+from lampwork.partitioning import compiling, kept
+from lampwork.partitioning.shortcut import Shortcut, _is_plain
+from lampwork.plugins.registry import registry
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMPWORK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LAMPWORK_VERIFY", "")  # with checks the passes always run
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many nodes each graph had that passes ran over."""
+    found: list[int] = []
+    run = transformed.run_passes
+
+    def counted(graph: Any, *given: Any, **named: Any) -> Any:
+        found.append(len(graph.nodes))
+        return run(graph, *given, **named)
+
+    monkeypatch.setattr(transformed, "run_passes", counted)
+    return found
+
+
+def settle() -> None:
+    """Wait until what was compiled is kept, and forget what is in memory."""
+    for thread in threading.enumerate():
+        if thread.name == "lampwork-keep":
+            thread.join()
+    compiling._cache = compiling._Cache()
+
+
+def program(x: Tensor) -> Tensor:
+    return torch.softmax(-(-x) * 2 + 0.0, -1).cumsum(0)
+
+
+def run(**options: Any) -> Any:
+    compiled = lampwork.compile(program, options=options)
+    x = torch.arange(24.0).reshape(4, 6) / 7
+    torch.testing.assert_close(compiled(x), program(x))
+    settle()
+    return compiled
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    layers = (
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+        nn.LayerNorm(4),
+    )
+    return nn.Sequential(*layers).eval()
+
+
+def entry() -> tuple[Any, bytes]:
+    """The one entry of a graph."""
+    found: Any = store()
+    (row,) = found.local.rows("graph")
+    key: Any = read_key(row.text)
+    return key, found.get(key)
+
+
+# --- hits -------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_do_not_run_again(passed: list[int]) -> None:
+    run()
+    assert len(passed) == 1
+    before = counters.snapshot({})
+    run()
+    after = counters.snapshot({})
+    assert len(passed) == 1
+    assert after["backend_restored"] == before["backend_restored"] + 1
+    assert after["backend_compiles"] == before["backend_compiles"]
+
+
+def test_weights_are_no_part_of_it(passed: list[int]) -> None:
+    x = torch.randn(2, 3, 4, 4)
+    with torch.no_grad():
+        lampwork.compile(net())(x)
+        settle()
+        other: Any = net()
+        for weight in other.parameters():
+            weight.mul_(-1.5).add_(0.25)
+        compiled = lampwork.compile(other)
+        torch.testing.assert_close(compiled(x), other(x), rtol=1e-4, atol=1e-5)
+        assert len(passed) == 1
+        other[1].running_mean.add_(3.0)
+        torch.testing.assert_close(compiled(x), other(x), rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_that_passes_make_one_of_share_a_program(passed: list[int]) -> None:
+    x = torch.ones(5)
+    for fn in (lambda x: x.exp() + 1, lambda x: (-(-x)).exp() + 1, lambda x: (-(-x)).exp() + 1):
+        assert torch.equal(lampwork.compile(fn)(x), fn(x))
+        settle()
+    found: Any = store()
+    assert len(passed) == 2 and [len(found.local.rows(kind)) for kind in ("graph", "program")] == [2, 1]
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.reshape(-1, 2).sum(-1) * (1 / x.shape[0])
+
+
+def test_open_sizes_and_their_conditions(passed: list[int]) -> None:
+    def conditions() -> list[str]:
+        compiled: Any = lampwork.compile(halves, dynamic=True)
+        for rows in (4, 8, 6):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(compiled(x), halves(x))
+        settle()
+        assert len(compiled.entries) == 1
+        return [str(each) for each in compiled.entries[0].region.conditions]
+
+    first = conditions()
+    count = len(passed)
+    assert conditions() == first
+    assert len(passed) == count
+    with config.using(cache="off"):
+        assert conditions() == first
+
+
+def test_gradients(passed: list[int]) -> None:
+    def step() -> list[Tensor]:
+        model = net().train()
+        lampwork.compile(model)(torch.ones(2, 3, 4, 4)).square().sum().backward()
+        settle()
+        return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    first = step()
+    for ours, theirs in zip(step(), first, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def compiled_net() -> Any:
+    compiled = lampwork.compile(net())
+    with torch.no_grad():
+        compiled(torch.ones(2, 3, 4, 4))
+    settle()
+    return compiled
+
+
+def test_stages_are_those_of_a_first_compilation(passed: list[int]) -> None:
+    first, second = compiled_net(), compiled_net()
+    assert len(passed) == 1
+    assert second.stages.counts == first.stages.counts
+    assert list(second.stages) == list(first.stages)
+    assert len(passed) == 1, "nobody has looked yet"
+    for stage in (
+        "optimized",
+        "partition",
+        "definitions",
+        "fusion",
+        "kernels",
+        "llvm",
+        "assembly",
+        "program",
+    ):
+        assert second.stages.text(stage) == first.stages.text(stage)
+    assert len(passed) == 2, "they run once"
+    mine, theirs = second.stages.text("passes"), first.stages.text("passes")
+    assert [line.split(" nodes")[0] for line in mine.splitlines()] == [
+        line.split(" nodes")[0] for line in theirs.splitlines()
+    ]
+
+
+LOOKS: list[Callable[[Any], Any]] = [
+    lambda c: c.stages.steps(),
+    lambda c: [str(node) for node in c.stages.compilation.graph.nodes],
+    lambda c: [record.hits for record in c.stages.compilation.records],
+    lambda c: [len(part.nodes) for part in c.stages.compilation.parts],
+    lambda c: [str(node) for node in c.stages.compilation.inside.graph.nodes],
+    lambda c: c.stages.compilation.inside.decisions,
+    lambda c: c.stages.text("kernels"),
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_whatever_is_looked_at_first(look: Callable[[Any], Any], passed: list[int]) -> None:
+    first, second = compiled_net(), compiled_net()
+    assert len(passed) == 1
+    assert look(second) == look(first)
+    assert len(passed) == 2
+
+
+def test_reports_and_explanations() -> None:
+    first, second = compiled_net(), compiled_net()
+    assert len(str(lampwork.explain(second)).splitlines()) == len(str(lampwork.explain(first)).splitlines())
+
+
+def rewrites(stages: Any) -> list[str]:
+    """What each pass did, without how long it took."""
+    return [line.rpartition(", ")[0] for line in stages.text("passes").splitlines() if " ms" in line]
+
+
+def test_who_looks_spends_no_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = compiled_net().stages, compiled_net().stages
+    monkeypatch.setenv("LAMPWORK_FUEL", "0")
+    assert rewrites(second) == rewrites(first)
+    assert any(" 0 rewrites" not in line for line in rewrites(first))
+
+
+def test_what_is_registered_since_has_no_say(passed: list[int]) -> None:
+    first, second = compiled_net().stages, compiled_net().stages
+    mine = lampwork.rewrite("relu(x)", "maximum(x, 0)", name="mine")
+    try:
+        assert rewrites(second) == rewrites(first) and mine.hits == 0
+    finally:
+        mine.disable()
+        registry().items.pop("mine", None)
+
+
+def test_an_observer_that_knows_nothing_of_it_is_told_everything() -> None:
+    told: list[str] = []
+
+    class Every(Observer):
+        def transforming(self, graph: Any, context: Any) -> None:
+            told.append("transforming")
+
+        def transformed(self, graph: Any, records: Any, backend_passes: Any) -> None:
+            told.append(f"transformed {len(records) > 5}")
+
+        def partitioned(self, parts: Any) -> None:
+            told.append(f"partitioned {len(parts)}")
+
+        def built(self, inside: Any) -> None:
+            told.append("built")
+
+    from lampwork.api import check_keywords, make_function
+    from lampwork.compiled.pipeline import build_entry
+
+    for _ in range(2):
+        keywords = check_keywords()
+        function = make_function(program, keywords)
+        function.build = lambda region, owner, stages: build_entry(region, owner, Every(), keywords.backends)
+        function.compiled(torch.ones(4, 6))
+        settle()
+    assert told == ["transforming", "transformed True", "partitioned 1", "built"] * 2
+
+
+def test_stages_do_not_keep_a_function_alive() -> None:
+    run()
+    compiled = run()
+    stages, gone = compiled.stages, weakref.ref(compiled)
+    gc.disable()
+    try:
+        del compiled
+        gc.collect()
+        assert gone() is None and "softmax" in stages.text("optimized")
+    finally:
+        gc.enable()
+
+
+# --- who else has a say -----------------------------------------------------------------------------------------------
+
+
+OFF: dict[str, dict[str, Any]] = {
+    "switches": {"passes": "-algebra"},
+    "fuel": {"fuel": 1},
+    "checks of graphs": {"verify": "graph"},
+    "checks of numbers": {"verify": "numeric"},
+    "a log of passes": {"logs": "passes"},
+    "all logs": {"logs": "all"},
+    "tuning": {"mode": "max-autotune", "tuning_seconds": 0.0},
+}
+
+
+@pytest.mark.parametrize("options", OFF.values(), ids=OFF.keys())
+def test_options_that_passes_run_for(options: dict[str, Any], passed: list[int]) -> None:
+    for _ in range(2):
+        run(**options)
+    assert len(passed) == 2
+
+
+def test_a_dump_has_every_stage(passed: list[int], tmp_path: Path) -> None:
+    for number in range(2):
+        run(dump=str(tmp_path / str(number)))
+    assert len(passed) == 2
+    names = [sorted(path.name for path in (tmp_path / str(n)).rglob("*.txt")) for n in range(2)]
+    assert names[0] == names[1] and "04-passes.txt" in names[1]
+
+
+def test_fuel_of_the_process(passed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMPWORK_FUEL", "1000")
+    for _ in range(2):
+        run()
+    assert len(passed) == 2
+
+
+def test_registered_rewrites(passed: list[int]) -> None:
+    """They may read anything, and their hits count."""
+    run()
+    mine = lampwork.rewrite("mul(x, 2)", "add(x, x)", name="double")
+    try:
+        for n in (1, 2):
+            run()
+            assert mine.hits == n
+        assert len(passed) == 3
+    finally:
+        mine.disable()
+        run()
+        assert len(passed) == 3, "as before it was registered"
+        registry().items.pop("double", None)
+
+
+def test_backends_from_outside(passed: list[int]) -> None:
+    class Relu:
+        name = "relus"
+
+        def supports(self, node: Any) -> bool:
+            return node.target is torch.ops.aten.relu.default
+
+        def compile(self, graph: Any, example_inputs: Any, options: Any) -> Any:
+            return lambda x: [x.relu()]
+
+    backends: Any = [Relu(), "native"]
+    for _ in range(2):
+        lampwork.compile(lambda x: x.relu() + 1, backend=backends)(torch.ones(3))
+        settle()
+    assert len(passed) == 2
+
+
+def test_what_a_node_has_beyond_the_key(passed: list[int]) -> None:
+    """So that new meta data is in the key, or said to make no difference, or there is no key."""
+    seen: list[Any] = []
+    found = Shortcut.found
+
+    def looked(self: Shortcut, later: Any) -> Any:
+        seen.append(next(node for node in self.graph.nodes if node.op == "call_function"))
+        return found(self, later)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shortcut, "found", looked)
+        run()
+    (node,) = seen
+    assert _is_plain(node)
+    node.meta["mine"] = 1
+    assert not _is_plain(node)
+
+
+def test_operators_of_others(passed: list[int]) -> None:
+    with torch.library._scoped_library("lampwork_shortcut_test", "DEF") as made:
+        made.define("twice(Tensor x) -> Tensor")
+        made.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        made._register_fake("twice", lambda x: x.new_empty(x.shape))
+        for _ in range(2):
+            compiled = lampwork.compile(lambda x: torch.ops.lampwork_shortcut_test.twice(x).exp())
+            assert torch.equal(compiled(torch.zeros(3)), torch.ones(3))
+            settle()
+    assert len(passed) == 2
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_options_of_the_key() -> None:
+    """A new option is in the key until somebody has thought about it."""
+    names = {each.name for each in fields(Config)}
+    assert not kept.NOT_IN_PASSES.keys() - names
+    assert kept.NOT_IN_PASSES.items() <= kept.NOT_IN_CODE.items()
+    shown = kept.options_text(config.current(), kept.NOT_IN_PASSES)
+    assert all(f"{name}=" in shown for name in names - kept.NOT_IN_PASSES.keys())
+
+
+@pytest.mark.parametrize("options", [{"memory_budget": 0.5}, {"numerics": "fast"}, {"fusion": False}])
+def test_options_make_a_difference(options: dict[str, Any], passed: list[int]) -> None:
+    run()
+    run(**options)
+    assert len(passed) == 2
+
+
+def test_state_of_the_process_makes_a_difference(passed: list[int]) -> None:
+    run()
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        run()
+        assert len(passed) == 2
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    run()
+    assert len(passed) == 2
+
+
+READ = {
+    "torch.get_default_dtype": "in the state of the key",
+    "torch._C._get_flash_sdp_enabled": "in the state of the key",
+    "torch._C._get_mkldnn_enabled": "in the state of the key",
+    "torch.are_deterministic_algorithms_enabled": "in the state of the key",
+    "torch._C._get_deterministic_algorithms": "in the state of the key",
+    "time.perf_counter": "how long passes took",
+    "ContextVar.get": "the options, which are in the key",
+    "os.environ LAMPWORK_FUEL": "there is no key where it is set",
+    "os.environ": "options, read anew, which are in the key",
+}
+"""What passes read of the process, and why that is no wrong hit."""
+_PLAIN = (
+    "torch._C._fx_",
+    "torch._ops.",
+    "torch._VariableFunctionsClass.",
+    "torch._C.pybind11_detail_function_record",
+)
+"""Torch's graphs, the schemas of its operators, and operators themselves, on tiny tensors that passes make up."""
+
+
+def test_what_passes_read_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each C function of torch or of the system that passes call is known to read nothing beyond the key."""
+    found: set[str] = set()
+    run = transformed.run_passes
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        if event == "c_call":
+            module, name = getattr(arg, "__module__", None), getattr(arg, "__qualname__", str(arg))
+            if module is None and name.startswith("ContextVar"):
+                found.add(name)
+            elif str(module).partition(".")[0] in (
+                "torch",
+                "posix",
+                "time",
+                "random",
+                "_socket",
+                "io",
+                "_io",
+            ):
+                found.add(f"{module}.{name}")
+            elif module == "builtins" and name in ("open", "input"):
+                found.add(name)
+        elif event == "call" and frame.f_code.co_qualname.startswith("_Environ.__getitem__"):
+            found.add(f"os.environ {frame.f_locals['key']}")
+
+    def watched(*given: Any, **named: Any) -> Any:
+        sys.setprofile(profile)
+        try:
+            return run(*given, **named)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(transformed, "run_passes", watched)
+    attends = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad():
+        lampwork.compile(net())(torch.ones(2, 3, 4, 4))
+        lampwork.compile(attends)(torch.ones(2, 3, 8))
+        lampwork.compile(nn.LSTM(4, 4).eval())(torch.ones(2, 3, 4))
+        lampwork.compile(lambda x: torch.cat([x.sort()[0], x[:, :2]], 1).pow(2))(torch.ones(2, 3))
+    assert "time.perf_counter" in found
+    assert {name for name in found if not name.startswith(_PLAIN)} <= READ.keys()
+
+
+# --- what is damaged --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-9],
+        lambda content: content.replace(b'"calls":', b'"cells":'),
+        lambda content: content.replace(b'[\\"program\\"', b'[\\"example\\"'),
+        lambda content: content.replace(b'"demands":null', b'"demands":{"conditions":[],"derived":[]}'),
+    ],
+)
+def test_damage_is_a_miss(damage: Callable[[bytes], bytes], passed: list[int]) -> None:
+    run()
+    key, content = entry()
+    found: Any = store()
+    assert damage(content) != content
+    found.put(key, damage(content))
+    run()
+    assert len(passed) == 2
+    assert entry()[1] == content
+    run()
+    assert len(passed) == 2
+
+
+def test_a_program_that_is_gone(passed: list[int], tmp_path: Path) -> None:
+    run()
+    key, content = entry()
+    with config.using(cache=str(tmp_path / "another")):
+        found: Any = store()
+        found.put(key, content)
+        run()
+        assert len(passed) == 2
+        run()
+        assert len(passed) == 2
