@@ -34,6 +34,7 @@ struct Output {
 struct Weights {
   std::vector<char*> data;
   std::vector<std::shared_ptr<const void>> owners;
+  bool are_own = false;              // those of the file that the model is of
   std::atomic<uint64_t> version{0};  // counts what calls write to them
 };
 
@@ -66,6 +67,7 @@ class Model {
   struct Placed;
   struct Constants;
   struct Maker;
+  struct Known;
   class Code;
   class Lease;
 
@@ -75,6 +77,10 @@ class Model {
   std::string section(const std::string& name) const;
   std::shared_ptr<Weights> make_weights(const Container& container, bool is_own) const;
   void check_weights(const Entry& entry, const Layout& layout, Kind kind) const;
+  std::unique_ptr<Known> read_known(const Json& json, const EntryManifest& about, size_t n_modules) const;
+  bool take_known(Maker& maker, const Weights& weights, std::vector<Held>& held) const;
+  std::vector<Held> make_constants(const Program& program, const Maker& maker, const Weights& weights,
+                                   const std::vector<Held>& further) const;
   void complete(const EntryManifest& about, Layout& layout) const;
   void note_writes(Entry& entry);
   std::shared_ptr<Placed> placed(Entry& entry, const std::vector<int64_t>& symbols);
