@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -14,11 +14,10 @@ from lampwork import pristine
 from lampwork.artifacts import manifest as m
 from lampwork.artifacts.container import ALIGNMENT, PREPACKED, pieces
 from lampwork.codegen.llvm.targets import facts, pick
-from lampwork.graph.nested import leaves
 from lampwork.runtime import Executable
 from lampwork.runtime.layout import Layout
-from lampwork.runtime.program import CallAten, Instruction, Program, Ref, Release
-from lampwork.runtime.rest import rest_of, root_of
+from lampwork.runtime.program import Program
+from lampwork.runtime.rest import rest_of
 from lampwork.serial import Linked, Modules, layout_from_json, layout_to_json
 
 _BYTES = (torch.int8, torch.uint8)
@@ -94,20 +93,13 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def _known(program: Program, weights: list[Tensor]) -> dict[int, Tensor]:
-    """The values of a program of constants that a file can have, by their numbers. Of results that it cannot have, such
-    as those that oneDNN packs, it has what they are packed from."""
+    """The results of a program of constants that a file can have, by the numbers of their values."""
     with pristine.no_grad(), pristine.inference_mode(False):
         made = Executable(program).run(weights)
-        results = zip(program.outputs, made, strict=True)
-        opaque = {number for number, tensor in results if tensor.layout != torch.strided}
-        further = _operands(program, opaque)
-        if further:
-            made = Executable(_giving(program, further)).run(weights)
     taken = {tensor.untyped_storage().data_ptr() for tensor in weights}
-    values = zip((*program.outputs, *further), made, strict=True)
     return {
         number: tensor
-        for number, tensor in values
+        for number, tensor in zip(program.outputs, made, strict=True)
         if program.values[number].kind in ("fresh", "aten") and _is_kept(tensor, taken)
     }
 
@@ -123,24 +115,3 @@ def _is_kept(tensor: Tensor, taken: set[int]) -> bool:
         and not m.overlaps(tensor.shape, tensor.stride())
         and tensor.untyped_storage().data_ptr() not in taken
     )
-
-
-def _operands(program: Program, outputs: set[int]) -> tuple[int, ...]:
-    """What operators gave that these values are computed from."""
-    found: dict[int, None] = {}
-    for step in program.instructions:
-        if isinstance(step, CallAten) and outputs & set(step.outs):
-            given = (step.args, [value for _, value in step.kwargs])
-            found.update((root_of(program.values, ref.value), None) for ref in leaves(given, Ref))
-    return tuple(n for n in found if program.values[n].kind == "aten" and n not in program.outputs)
-
-
-def _giving(program: Program, further: Sequence[int]) -> Program:
-    """The program with further outputs."""
-    steps: list[Instruction] = []
-    for step in program.instructions:
-        if isinstance(step, Release):
-            step = Release(tuple(number for number in step.values if number not in further))
-        steps.append(step)
-    outputs = (*program.outputs, *further)
-    return replace(program, outputs=outputs, instructions=tuple(steps), labels=(), facts=None)
