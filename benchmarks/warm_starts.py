@@ -57,8 +57,11 @@ def small() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), (torch.randn(2, 8),)
 
 
+SUFFIXES = {"artifact": "lamp", "packed": "packed.lamp", "aotinductor": "pt2", "onnxruntime": "onnx"}
+
+
 def file_of(way: str, folder: Path, name: str) -> Path:
-    return folder / f"{name}.{ {'artifact': 'lamp', 'packed': 'packed.lamp', 'aotinductor': 'pt2', 'onnxruntime': 'onnx'}[way] }"
+    return folder / f"{name}.{SUFFIXES[way]}"
 
 
 def prepare(way: str, folder: Path, name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:

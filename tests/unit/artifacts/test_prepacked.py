@@ -1,4 +1,4 @@
-"""`export(..., prepack=True)`: what programs compute of weights is in the file, and is used for its own weights alone."""
+"""`export(..., prepack=True)`: what programs compute of weights is in the file, and is used for its weights alone."""
 
 from __future__ import annotations
 
