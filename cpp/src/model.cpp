@@ -28,6 +28,17 @@ int cores() {
   return std::max(1, CPU_COUNT(&set));
 }
 
+// Adds the operators of torch that a program calls.
+void list_calls(const Layout& layout, std::string& names) {
+  for (const StepLayout& step : layout.steps) {
+    const auto* call = std::get_if<AtenLayout>(&step);
+    Copy copy{};
+    if (call == nullptr || is_copy(*call, layout, copy)) continue;
+    if ((" " + names + " ").find(" " + call->op + " ") == std::string::npos)
+      names += (names.empty() ? "" : " ") + call->op;
+  }
+}
+
 bool are_like(const Value& value, lw_dtype dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
   return value.dtype == dtype && value.shape == shape &&
          same_layout(shape.data(), shape.size(), value.strides.data(), strides.data());
@@ -94,6 +105,7 @@ struct Model::Known {
 struct Model::Maker {
   std::vector<size_t> weights;
   const Layout* layout = nullptr;  // of an entry
+  std::string aten;                // the operators of torch that it calls
   Json json;
   std::mutex mutex;  // of what follows; held while constants are computed
   std::shared_ptr<Program> program;
@@ -254,17 +266,7 @@ void Model::read_entries(const Options& options) {
     }
     check_weights(*entry, layout, Kind::Bound);
     if (layout.constants != nullptr) check_weights(*entry, *layout.constants, Kind::Input);
-    const auto list_calls = [&](const Layout& of) {
-      for (const StepLayout& step : of.steps) {
-        const auto* call = std::get_if<AtenLayout>(&step);
-        Copy copy{};
-        if (call == nullptr || is_copy(*call, of, copy)) continue;
-        if ((" " + entry->aten + " ").find(" " + call->op + " ") == std::string::npos)
-          entry->aten += (entry->aten.empty() ? "" : " ") + call->op;
-      }
-    };
-    list_calls(layout);
-    if (layout.constants != nullptr) list_calls(*layout.constants);
+    list_calls(layout, entry->aten);
     note_writes(*entry);
     if (layout.constants != nullptr) {
       const Json& constants = *json.find("constants");
@@ -279,7 +281,11 @@ void Model::read_entries(const Options& options) {
         const Json* prepacked = optional_member(programs, "prepacked", "the programs");
         const Json* known = prepacked == nullptr ? nullptr : optional_member(*prepacked, about.name.c_str(), "what is prepacked");
         if (known != nullptr) entry->maker->known = read_known(*known, about, modules.size());
+        list_calls(*layout.constants, entry->maker->aten);
       }
+      const Known* known = entry->maker->known.get();
+      if (known == nullptr) list_calls(*layout.constants, entry->aten);
+      if (known != nullptr && known->rest != nullptr) list_calls(*known->rest, entry->aten);
     }
     entries_.push_back(std::move(entry));
   }
@@ -503,6 +509,10 @@ std::shared_ptr<const Model::Constants> Model::constants(Maker& maker, const std
   made->weights = weights;
   made->version = version;
   if (!weights->are_own || version != 0 || !take_known(maker, *weights, made->held)) {
+    if (!maker.aten.empty() && aten_ == nullptr) {
+      fail(LW_NEEDS_ATEN, "what is computed of weights that are not those of the file calls operators of torch: " + maker.aten +
+                              ". Run it with liblampwork_torch, or export the model with require=\"standalone\"");
+    }
     if (!maker.is_prepared) maker.program = place_program(*maker.layout, nullptr);
     maker.is_prepared = true;
     made->held = make_constants(*maker.program, maker, *weights, {});

@@ -50,7 +50,7 @@ class Model {
   const std::string& reason() const { return reason_; }
   // Entries are numbered: those that are called by name, `n_called` of the manifest.
   size_t find_entry(const std::string& name) const;
-  // The operators of torch that an entry calls, in order, separated by spaces.
+  // The operators of torch that an entry calls with the weights of the file, in order, separated by spaces.
   const std::string& aten_calls(size_t entry) const;
 
   void set_weights(const std::string& path);

@@ -80,6 +80,24 @@ def test_what_is_in_the_file_is_used_for_its_own_weights(
     assert torch.allclose(model.run(x)[0], other(x), atol=1e-5)
 
 
+def test_what_torch_computes_of_weights_is_needed_for_others_alone(runtime: Runtime, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)).eval()
+    x = torch.randn(2, 8, 12, 12)
+    lampwork.export(model, (x,), path=tmp_path / "without.lamp", targets="host")
+    with pytest.raises(CppError, match="LW_NEEDS_ATEN: the entry 'forward' calls operators of torch"):
+        runtime.load(tmp_path / "without.lamp").run(x)
+    lampwork.export(model, (x,), path=tmp_path / "m.lamp", targets="host", prepack=True)
+    there = runtime.load(tmp_path / "m.lamp")
+    assert torch.equal(there.run(x)[0], lampwork.load(tmp_path / "m.lamp", trust=True)(x))
+    save_file(model.state_dict(), tmp_path / "other.safetensors")
+    there.set_weights(tmp_path / "other.safetensors")
+    with pytest.raises(CppError, match="LW_NEEDS_ATEN: what is computed of weights that are not those"):
+        there.run(x)
+
+
 def _first(key: str, value: Any) -> Callable[[Any], None]:
     return lambda manifest: manifest["prepacked"][0].update({key: value})
 
