@@ -8,6 +8,7 @@
 | `cold` | nothing | `lampwork.compile(model)` and its first call |
 | `cache` | Lampwork's cache on disk | the same |
 | `artifact` | `model.lamp` | `lampwork.load(path, trust=True)` and the first call |
+| `packed` | `model.lamp` for this machine, made with `prepack=True` | the same |
 | `inductor` | torch.compile's caches | `torch.compile(model)` and its first call |
 | `aotinductor` | `model.pt2` with its shared library | `torch._inductor.aoti_load_package(path)` and the first call |
 | `onnxruntime` | `model.onnx`, optimized by an earlier session | `InferenceSession(path)` and the first call |
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 
 Start = Callable[[], Callable[..., Any]]
 MODELS = ("bert", "resnet50", "gpt2")
-WAYS = ("cold", "cache", "artifact", "inductor", "aotinductor", "onnxruntime")
+WAYS = ("cold", "cache", "artifact", "packed", "inductor", "aotinductor", "onnxruntime")
 NEEDS_MODEL = ("cold", "cache", "inductor")
 TIMEOUT = 900.0
 
@@ -56,8 +57,11 @@ def small() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), (torch.randn(2, 8),)
 
 
+SUFFIXES = {"artifact": "lamp", "packed": "packed.lamp", "aotinductor": "pt2", "onnxruntime": "onnx"}
+
+
 def file_of(way: str, folder: Path, name: str) -> Path:
-    return folder / f"{name}.{ {'artifact': 'lamp', 'aotinductor': 'pt2', 'onnxruntime': 'onnx'}[way] }"
+    return folder / f"{name}.{SUFFIXES[way]}"
 
 
 def prepare(way: str, folder: Path, name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -68,6 +72,10 @@ def prepare(way: str, folder: Path, name: str, model: nn.Module, inputs: tuple[T
         import lampwork
 
         lampwork.export(model, file_of(way, folder, name), inputs)
+    elif way == "packed":
+        import lampwork
+
+        lampwork.export(model, file_of(way, folder, name), inputs, targets="host", prepack=True)
     elif way == "aotinductor":
         exported = torch.export.export(model, inputs)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(file_of(way, folder, name)))
@@ -94,7 +102,7 @@ def start(way: str, folder: Path, name: str, model: nn.Module | None) -> Callabl
     if model is not None:
         return compiler(way)(model)
     path = str(file_of(way, folder, name))
-    if way == "artifact":
+    if way in ("artifact", "packed"):
         import lampwork
 
         return lampwork.load(path, trust=True)

@@ -130,11 +130,50 @@ struct Bindings::Look {
   bool constants_changed = false;
 };
 
-Bindings::Look Bindings::look() const {
+struct Bindings::Adopted {
+  std::shared_ptr<const Code> rest;
+  std::vector<at::Tensor> known;
+  std::vector<int64_t> places;
+  std::shared_ptr<const BoundState> state;  // keeps the addresses that `Seen` has from being reused
+};
+
+void Bindings::adopt(py::handle rest, std::vector<at::Tensor> known, std::vector<int64_t> places) {
+  if (constants_ == nullptr) throw_value_error("the program has no constants");
+  if (state_ != nullptr || adopted_ != nullptr) throw_value_error("constants are given once, before the first call");
+  if (places.size() != constants_->outputs.size()) {
+    throw_value_error("there are " + std::to_string(constants_->outputs.size()) + " constants, got places of " +
+                      std::to_string(places.size()));
+  }
+  const auto limit = static_cast<int64_t>(known.size());
+  size_t missing = 0;
+  for (const int64_t place : places) {
+    if (place < -1 || place >= limit) throw_value_error("a constant has the place " + std::to_string(place));
+    missing += place < 0 ? 1 : 0;
+  }
+  auto adopted = std::make_shared<Adopted>();
+  if (!rest.is_none()) {
+    adopted->rest = Code::build(rest);
+    if (adopted->rest->inputs.size() != size() + known.size() || !adopted->rest->bound.empty() ||
+        !adopted->rest->constant.empty()) {
+      invalid("what computes the other constants takes the bound tensors and the known constants");
+    }
+  }
+  if ((adopted->rest == nullptr ? 0 : adopted->rest->outputs.size()) != missing)
+    throw_value_error(std::to_string(missing) + " constants are neither known nor computed");
+  if (!fits()) throw StaleBoundTensor();
+  adopted->known = std::move(known);
+  adopted->places = std::move(places);
+  adopted->state = make_state();
+  Look found = look(true);
+  seen_ = std::move(found.seen);
+  adopted_ = std::move(adopted);
+}
+
+Bindings::Look Bindings::look(bool untouched) const {
   Look look;
-  look.memory_changed = look.constants_changed = state_ == nullptr;
+  look.memory_changed = look.constants_changed = state_ == nullptr && adopted_ == nullptr;
   const auto now = std::chrono::steady_clock::now();
-  const bool alone = !has_other_threads();
+  const bool alone = untouched || !has_other_threads();
   std::vector<bool> touched_before(size(), false);
   TensorMemory memory;
   for (size_t i = 0; i < size(); ++i) {
@@ -211,7 +250,9 @@ void Bindings::refresh() {
     ++generation_;
   } else if (found.memory_changed || state_ == nullptr) {
     auto state = make_state();
-    if (constants_ != nullptr) {
+    if (adopted_ != nullptr) {
+      take_adopted(*state);
+    } else if (constants_ != nullptr) {
       state->constants = state_->constants;
       state->constant_data = state_->constant_data;
       state->streams = state_->streams;
@@ -223,6 +264,7 @@ void Bindings::refresh() {
     ++generation_;
   }
   seen_ = std::move(found.seen);
+  adopted_ = nullptr;
 }
 
 void Bindings::watch_again(std::vector<Seen>& seen) const {
@@ -283,41 +325,69 @@ std::optional<c10::Stream> stream_of(const Code& code) {
 
 }  // namespace
 
-void Bindings::compute_constants(BoundState& state) {
-  const std::optional<c10::Stream> stream = stream_of(*constants_);
-  Frame frame(*constants_);
-  if (constants_->arena_bytes > 0) frame.lay_out(*constants_, Arena(constants_->arena_bytes));
-  std::vector<at::Tensor> bound;  // they may be swapped for others while the GIL is free
-  c10::SmallVector<const at::Tensor*, 16> inputs;
+std::vector<at::Tensor> Bindings::tensors() const {
+  std::vector<at::Tensor> bound;
   for (size_t i = 0; i < size(); ++i) bound.push_back(tensor(i));
+  return bound;
+}
+
+c10::SmallVector<at::Tensor, 8> Bindings::evaluate(const Code& code, const std::vector<at::Tensor>& bound,
+                                                   const std::vector<at::Tensor>& further, BoundState& state) {
+  const std::optional<c10::Stream> stream = stream_of(code);
+  Frame frame(code);
+  if (code.arena_bytes > 0) frame.lay_out(code, Arena(code.arena_bytes));
+  c10::SmallVector<const at::Tensor*, 16> inputs;
   for (const at::Tensor& tensor : bound) inputs.push_back(&tensor);
+  for (const at::Tensor& tensor : further) inputs.push_back(&tensor);
   frame.inputs = inputs.data();
   c10::SmallVector<at::Tensor, 8> outputs;
   {
     const ReleaseGil no_gil(true);
     const c10::InferenceMode normal_tensors(false);  // constants serve calls in either mode
-    const ClearFrame clear{*constants_, frame};
-    const ExpectFresh expect{*constants_, *blocks_};
-    execute(*constants_, frame, blocks_, nullptr, outputs);
+    const ClearFrame clear{code, frame};
+    const ExpectFresh expect{code, *blocks_};
+    execute(code, frame, blocks_, nullptr, outputs);
     // Once for calls on any stream.
     if (stream) c10::impl::VirtualGuardImpl(stream->device_type()).synchronizeStream(*stream);
   }
   if (stream) state.streams.push_back(*stream);
+  return outputs;
+}
+
+namespace {
+
+void add_constant(BoundState& state, const std::vector<at::Tensor>& bound, at::Tensor tensor) {
+  const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
+  // A reference to the tensor itself would keep it from being swapped.
+  if (std::any_of(bound.begin(), bound.end(), same)) tensor = tensor.variable_data();
+  if (tensor.has_storage()) state.constant_storages.emplace_back(tensor.storage(), 2);  // with the tensor's own reference
+  state.constant_data.push_back(data_of(tensor));
+  state.constants.push_back(std::move(tensor));
+}
+
+}  // namespace
+
+void Bindings::compute_constants(BoundState& state) {
+  const std::vector<at::Tensor> bound = tensors();  // they may be swapped for others while the GIL is free
+  c10::SmallVector<at::Tensor, 8> outputs = evaluate(*constants_, bound, {}, state);
   for (const at::Tensor& tensor : bound) page_out(tensor);
   const bool first = state_ == nullptr;
   // What compiling and folding have freed stays with malloc; the packed weights should not come on top of it.
   if (first) malloc_trim(0);
-  for (at::Tensor& tensor : outputs) {
-    const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
-    // A reference to the tensor itself would keep it from being swapped.
-    if (std::any_of(bound.begin(), bound.end(), same)) tensor = tensor.variable_data();
-    if (tensor.has_storage()) state.constant_storages.emplace_back(tensor.storage(), 2);  // with the tensor's own reference
-    state.constant_data.push_back(data_of(tensor));
-    state.constants.push_back(std::move(tensor));
-  }
+  for (at::Tensor& tensor : outputs) add_constant(state, bound, std::move(tensor));
   if (first) return;  // the first time is no refresh
   ++refreshes_;
   ++runtime_stats().constant_refreshes;
+}
+
+void Bindings::take_adopted(BoundState& state) {
+  const std::shared_ptr<const Adopted> adopted = adopted_;  // another thread may be done with it while the GIL is free
+  const std::vector<at::Tensor> bound = tensors();
+  c10::SmallVector<at::Tensor, 8> outputs;
+  if (adopted->rest != nullptr) outputs = evaluate(*adopted->rest, bound, adopted->known, state);
+  size_t next = 0;
+  for (const int64_t place : adopted->places)
+    add_constant(state, bound, place < 0 ? std::move(outputs[next++]) : adopted->known[static_cast<size_t>(place)]);
 }
 
 }  // namespace lampwork

@@ -82,6 +82,11 @@ class Bindings {
   // Throws a ValueError unless `code`, whose constants `constants` computes, can run with these.
   void require_fit(const Code& code, py::handle constants) const;
 
+  // Takes constants that were computed of the bound tensors as they are now, before the first refresh. Nobody has had a
+  // pointer to write to those tensors through yet. `places`: for each constant its number in `known`, or -1: the next
+  // output of `rest`, a program whose inputs are the bound tensors and then `known`; None where all are known.
+  void adopt(py::handle rest, std::vector<at::Tensor> known, std::vector<int64_t> places);
+
   // Whether the state is known to be up to date. Never throws.
   bool is_current() const;
   // Whether the bound tensors still have the metadata that they had at first.
@@ -102,10 +107,17 @@ class Bindings {
 
  private:
   struct Look;
+  struct Adopted;
   size_t size() const { return metadata_.size(); }
-  Look look() const;
+  // `untouched`: nobody is in the midst of writing to a bound tensor.
+  Look look(bool untouched = false) const;
   std::shared_ptr<BoundState> make_state() const;
   void compute_constants(BoundState& state);
+  void take_adopted(BoundState& state);
+  // What `code` gives for the bound tensors, and then `further`.
+  c10::SmallVector<at::Tensor, 8> evaluate(const Code& code, const std::vector<at::Tensor>& bound,
+                                           const std::vector<at::Tensor>& further, BoundState& state);
+  std::vector<at::Tensor> tensors() const;
   // Begins the watches of tensors on a card again: what computed the constants may have asked for them as if to write,
   // and their content cannot be compared.
   void watch_again(std::vector<Seen>& seen) const;
@@ -118,6 +130,7 @@ class Bindings {
   bool compares_requires_grad_ = false;
   std::vector<Seen> seen_;  // empty before the first refresh
   std::shared_ptr<const BoundState> state_;
+  std::shared_ptr<const Adopted> adopted_;  // until the first refresh
   std::shared_ptr<BlockPool> blocks_;
   uint64_t refreshes_ = 0;
   uint64_t generation_ = 0;

@@ -590,6 +590,10 @@ uint64_t Executable::generation() {
   return bindings_->generation();
 }
 
+void Executable::adopt(py::handle rest, std::vector<at::Tensor> known, std::vector<int64_t> places) {
+  bindings_->adopt(rest, std::move(known), std::move(places));
+}
+
 uint64_t Executable::constant_refreshes() const { return bindings_->refreshes(); }
 
 std::unique_ptr<Frame> Executable::take_frame() {

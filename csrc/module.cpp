@@ -14,6 +14,7 @@
 #include "trained.h"
 #include "weight_files.h"
 
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <malloc.h>
@@ -166,6 +167,32 @@ PyObject* program_generation(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* program_adopt(PyObject* self, PyObject* args) {
+  PyObject *known, *places, *rest = Py_None;
+  if (!PyArg_ParseTuple(args, "O!O!|O:adopt", &PyTuple_Type, &known, &PyTuple_Type, &places, &rest)) return nullptr;
+  HANDLE_TH_ERRORS
+  std::vector<at::Tensor> tensors;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(known); ++i) {
+    PyObject* item = PyTuple_GET_ITEM(known, i);
+    if (!THPVariable_Check(item)) return PyErr_Format(PyExc_TypeError, "constant %zd is not a tensor", i);
+    tensors.push_back(THPVariable_Unpack(item));
+  }
+  std::vector<int64_t> numbers;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); ++i) {
+    const long long number = PyLong_AsLongLong(PyTuple_GET_ITEM(places, i));
+    if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
+    numbers.push_back(number);
+  }
+  try {
+    as_executable(self)->executable->adopt(rest, std::move(tensors), std::move(numbers));
+  } catch (const StaleBoundTensor& stale) {
+    raise_runtime_failure(stale.what());
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* program_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) {
     PyErr_SetString(PyExc_TypeError, "a program takes no keyword arguments");
@@ -197,6 +224,10 @@ PyMethodDef program_methods[] = {
     {"generation", program_generation, METH_NOARGS,
      "generation() -> int: compute the constants again if a bound tensor has changed, as run does. While the number is "
      "the same, bound tensors and constants lie where they lay."},
+    {"adopt", program_adopt, METH_VARARGS,
+     "adopt(known, places, rest=None): take constants that were computed before, of the bound tensors as they are, which "
+     "nobody has written to since. places: for each constant its number in `known`, or -1: the next output of `rest`, a "
+     "program whose inputs are the bound tensors and then `known`. Before the first run."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef program_getset[] = {
@@ -268,6 +299,22 @@ PyObject* module_in_weight_file(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(in_weight_file(THPVariable_Unpack(tensor)));
 }
 
+PyObject* module_part_of(PyObject*, PyObject* args) {
+  PyObject *buffer, *dtype, *shape;
+  long long begin;
+  if (!PyArg_ParseTuple(args, "OLOO!:part_of", &buffer, &begin, &dtype, &PyTuple_Type, &shape)) return nullptr;
+  HANDLE_TH_ERRORS
+  if (!THPDtype_Check(dtype)) return PyErr_Format(PyExc_TypeError, "part_of expects a dtype");
+  std::vector<int64_t> sizes;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(shape); ++i) {
+    const long long size = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+    if (size == -1 && PyErr_Occurred() != nullptr) return nullptr;
+    sizes.push_back(size);
+  }
+  return THPVariable_Wrap(part_of(buffer, begin, reinterpret_cast<THPDtype*>(dtype)->scalar_type, sizes));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* module_drop_code_pages(PyObject*, PyObject* address) {
   void* inside = PyLong_AsVoidPtr(address);
   if (inside == nullptr && PyErr_Occurred()) return nullptr;
@@ -305,6 +352,9 @@ PyMethodDef module_methods[] = {{"strictly_equal", module_strictly_equal, METH_V
                                  "Say that the exception about to be raised is an operator's, and nothing was done."},
                                 {"in_weight_file", module_in_weight_file, METH_O,
                                  "in_weight_file(tensor): whether its memory is a file that release_weights made."},
+                                {"part_of", module_part_of, METH_VARARGS,
+                                 "part_of(buffer, begin, dtype, shape): a tensor over the bytes of a buffer from `begin` "
+                                 "on, which the caller gives away: nothing else writes to them."},
                                 {"drop_code_pages", module_drop_code_pages, METH_O,
                                  "drop_code_pages(address): have the system take back what it can read again from the "
                                  "file of the library that the address is in; the bytes."},

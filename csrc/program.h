@@ -294,6 +294,9 @@ class Executable {
   // number is the same, its memory lies where it lay. Throws as `run`.
   uint64_t generation();
 
+  // As Bindings::adopt.
+  void adopt(py::handle rest, std::vector<at::Tensor> known, std::vector<int64_t> places);
+
   // From now on a bound tensor whose requires_grad changes does not fit. For calls made with gradients
   // enabled.
   void compare_requires_grad();

@@ -2,6 +2,7 @@
 
 #include "blocks.h"
 #include "holds.h"
+#include "weight_files.h"
 
 #include <ATen/MapAllocator.h>
 #include <ATen/ops/_lazy_clone_native.h>
@@ -84,7 +85,7 @@ bool mapped_privately(const c10::DataPtr& data) {
 bool owns_memory(const c10::StorageImpl& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   return (c10::impl::cow::has_simple_data_ptr(storage) && !c10::impl::cow::is_cow_data_ptr(data)) ||
-         is_block(data) || mapped_privately(data) || is_kept_when_freed(data);
+         is_block(data) || is_part(data) || mapped_privately(data) || is_kept_when_freed(data);
 }
 
 c10::StorageImpl* sliced_from(const c10::StorageImpl& storage) {

@@ -48,6 +48,23 @@ Weight read_weight(const Json& json, const Container& container) {
   return weight;
 }
 
+Prepacked read_prepacked(const Json& json, const Container& container) {
+  Prepacked found;
+  found.tensor = text_of(member(json, "tensor", "a prepacked tensor"), "the name of a prepacked tensor");
+  const std::string what = "the tensor '" + found.tensor + "'";
+  // A dtype that is not known here is one that no program of this library reads.
+  const DType* dtype = find_dtype(text_of(member(json, "dtype", what), "the dtype of " + what));
+  found.dtype = dtype == nullptr ? LW_NO_DTYPE : dtype->dtype;
+  found.shape = sizes_of(member(json, "shape", what), "the shape of " + what);
+  found.strides = sizes_of(member(json, "strides", what), "the strides of " + what);
+  if (found.strides.size() != found.shape.size()) damaged("shape and strides of " + what + " differ in length");
+  const StoredTensor* stored = container.find(found.tensor);
+  if (stored == nullptr) damaged("it does not have " + what);
+  if (found.dtype != LW_NO_DTYPE && spanned_bytes(found.dtype, found.shape, found.strides) > static_cast<int64_t>(stored->bytes.size()))
+    damaged(what + " has fewer bytes than its shape says");
+  return found;
+}
+
 class EntryReader {
  public:
   EntryReader(EntryManifest& entry, size_t n_weights) : entry_(entry), n_weights_(n_weights), what_("the entry '" + entry.name + "'") {}
@@ -270,6 +287,9 @@ Manifest Manifest::read(const Container& container) {
   }
   for (const Json& target : list_of(member(json, "targets", "the manifest"), "the targets"))
     manifest.targets.push_back(read_target(target));
+  if (const Json* prepacked = optional_member(json, "prepacked", "the manifest")) {
+    for (const Json& each : list_of(*prepacked, "what is prepacked")) manifest.prepacked.push_back(read_prepacked(each, container));
+  }
   for (const auto& [name, about] : members_of(member(json, "sections", "the manifest"), "the sections")) {
     const std::string what = "the section '" + name + "'";
     const Section section{text_of(member(about, "sha256", what), "the digest of " + what),

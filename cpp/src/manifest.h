@@ -20,6 +20,14 @@ struct Weight {
   std::string kind;
 };
 
+// What programs computed of the weights at the export, from the first byte of a tensor in the file on.
+struct Prepacked {
+  std::string tensor;
+  lw_dtype dtype;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
+
 // What an entry expects of an input, or gives for an output.
 struct Tensed {
   std::string name;
@@ -91,6 +99,7 @@ struct Manifest {
   std::vector<EntryManifest> entries;  // those that are called by name first
   size_t n_called = 0;                 // of them
   std::vector<TargetManifest> targets;
+  std::vector<Prepacked> prepacked;
   std::map<std::string, Section> sections;
 
   // LW_FORMAT if it has none, or says what is not so; LW_VERSION.

@@ -17,6 +17,7 @@ namespace lampwork::runtime {
 namespace {
 
 constexpr size_t kMostPlaced = 8;      // programs of an entry that are kept, for its last sizes
+constexpr size_t kLine = 64;           // bytes that constants begin at a multiple of
 constexpr size_t kMostIdleFrames = 8;  // of a program
 
 int64_t no_kernel(void**, const int64_t*, int64_t, int64_t) { return 0; }
@@ -25,6 +26,22 @@ int cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
+}
+
+// Adds the operators of torch that a program calls.
+void list_calls(const Layout& layout, std::string& names) {
+  for (const StepLayout& step : layout.steps) {
+    const auto* call = std::get_if<AtenLayout>(&step);
+    Copy copy{};
+    if (call == nullptr || is_copy(*call, layout, copy)) continue;
+    if ((" " + names + " ").find(" " + call->op + " ") == std::string::npos)
+      names += (names.empty() ? "" : " ") + call->op;
+  }
+}
+
+bool are_like(const Value& value, lw_dtype dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  return value.dtype == dtype && value.shape == shape &&
+         same_layout(shape.data(), shape.size(), value.strides.data(), strides.data());
 }
 
 int32_t root_of(const Layout& layout, int32_t number) {
@@ -76,14 +93,25 @@ struct Model::Constants {
   std::vector<Held> held;
 };
 
+// Constants that the file has, for its own weights. `places`: for each constant its place among `tensors`, numbers of the
+// manifest's, or -1: the next output of `rest`, whose inputs are the weights and then these tensors.
+struct Model::Known {
+  std::vector<size_t> tensors;
+  std::vector<int64_t> places;
+  std::unique_ptr<Layout> rest;  // nullptr: all are known
+};
+
 // Computes the constants of entries: of all that compute the same of the same weights.
 struct Model::Maker {
   std::vector<size_t> weights;
   const Layout* layout = nullptr;  // of an entry
+  std::string aten;                // the operators of torch that it calls
   Json json;
   std::mutex mutex;  // of what follows; held while constants are computed
   std::shared_ptr<Program> program;
+  bool is_prepared = false;  // for torch, too
   std::shared_ptr<const Constants> constants;
+  std::unique_ptr<const Known> known;  // nullptr: all are computed
 };
 
 struct Model::Entry {
@@ -239,17 +267,7 @@ void Model::read_entries(const Options& options) {
     }
     check_weights(*entry, layout, Kind::Bound);
     if (layout.constants != nullptr) check_weights(*entry, *layout.constants, Kind::Input);
-    const auto list_calls = [&](const Layout& of) {
-      for (const StepLayout& step : of.steps) {
-        const auto* call = std::get_if<AtenLayout>(&step);
-        Copy copy{};
-        if (call == nullptr || is_copy(*call, of, copy)) continue;
-        if ((" " + entry->aten + " ").find(" " + call->op + " ") == std::string::npos)
-          entry->aten += (entry->aten.empty() ? "" : " ") + call->op;
-      }
-    };
-    list_calls(layout);
-    if (layout.constants != nullptr) list_calls(*layout.constants);
+    list_calls(layout, entry->aten);
     note_writes(*entry);
     if (layout.constants != nullptr) {
       const Json& constants = *json.find("constants");
@@ -261,7 +279,14 @@ void Model::read_entries(const Options& options) {
         entry->maker->weights = about.weights;
         entry->maker->layout = layout.constants.get();
         entry->maker->json = constants;
+        const Json* prepacked = optional_member(programs, "prepacked", "the programs");
+        const Json* known = prepacked == nullptr ? nullptr : optional_member(*prepacked, about.name.c_str(), "what is prepacked");
+        if (known != nullptr) entry->maker->known = read_known(*known, about, modules.size());
+        list_calls(*layout.constants, entry->maker->aten);
       }
+      const Known* known = entry->maker->known.get();
+      if (known == nullptr) list_calls(*layout.constants, entry->aten);
+      if (known != nullptr && known->rest != nullptr) list_calls(*known->rest, entry->aten);
     }
     entries_.push_back(std::move(entry));
   }
@@ -350,6 +375,7 @@ void Model::note_writes(Entry& entry) {
 
 std::shared_ptr<Weights> Model::make_weights(const Container& container, bool is_own) const {
   auto made = std::make_shared<Weights>();
+  made->are_own = is_own;
   const std::shared_ptr<Weights> before = is_own ? nullptr : weights();
   for (size_t i = 0; i < manifest_.weights.size(); ++i) {
     const Weight& weight = manifest_.weights[i];
@@ -479,21 +505,116 @@ std::shared_ptr<const Model::Constants> Model::constants(Maker& maker, const std
   const uint64_t version = weights->version.load();
   if (maker.constants != nullptr && maker.constants->weights == weights && maker.constants->version == version)
     return maker.constants;
-  if (maker.program == nullptr) maker.program = place_program(*maker.layout, nullptr);
-  const Program& program = *maker.program;
+  if (maker.program == nullptr) maker.program = Program::place(*maker.layout, nullptr, *code_);
+  auto made = std::make_shared<Constants>();
+  made->weights = weights;
+  made->version = version;
+  if (!weights->are_own || version != 0 || !take_known(maker, *weights, made->held)) {
+    if (!maker.aten.empty() && aten_ == nullptr) {
+      fail(LW_NEEDS_ATEN, "what is computed of weights that are not those of the file calls operators of torch: " + maker.aten +
+                              ". Run it with liblampwork_torch, or export the model with require=\"standalone\"");
+    }
+    if (!maker.is_prepared) maker.program = place_program(*maker.layout, nullptr);
+    maker.is_prepared = true;
+    made->held = make_constants(*maker.program, maker, *weights, {});
+  }
+  maker.constants = made;
+  return made;
+}
+
+// What a program gives for the weights of a maker, and then `further` tensors.
+std::vector<Held> Model::make_constants(const Program& program, const Maker& maker, const Weights& weights,
+                                        const std::vector<Held>& further) const {
   std::vector<char*> inputs;
-  for (const size_t weight : maker.weights) inputs.push_back(weights->data[weight]);
+  for (const size_t weight : maker.weights) inputs.push_back(weights.data[weight]);
+  for (const Held& each : further) inputs.push_back(each.data);
   Frame frame(program);
   const Block arena(program.arena_bytes);
   static const std::vector<char*> no_weights;
   static const std::vector<Held> no_constants;
   const Call call{nullptr, inputs.data(), no_weights, no_constants, nullptr, *pool_, aten_, arena.data(), nullptr};
-  auto made = std::make_shared<Constants>();
-  made->weights = weights;
-  made->version = version;
-  made->held = execute(frame, call, true);
-  maker.constants = made;
-  return made;
+  return execute(frame, call, true);
+}
+
+std::unique_ptr<Model::Known> Model::read_known(const Json& json, const EntryManifest& about, size_t n_modules) const {
+  const std::string what = "what is prepacked for '" + about.name + "'";
+  auto known = std::make_unique<Known>();
+  for (const Json& each : list_of(member(json, "tensors", what), what))
+    known->tensors.push_back(static_cast<size_t>(integer_of(each, what, 0, static_cast<int64_t>(manifest_.prepacked.size()) - 1)));
+  for (const Json& each : list_of(member(json, "places", what), what))
+    known->places.push_back(integer_of(each, what, -1, static_cast<int64_t>(known->tensors.size()) - 1));
+  if (const Json* rest = optional_member(json, "rest", what)) {
+    known->rest = Layout::read(*rest, {}, n_modules, about.weights.size() + known->tensors.size(), 0);
+    if (known->rest->constants != nullptr) damaged(what + " has constants");
+    for (size_t number = 0; number < known->rest->values.size(); ++number) {
+      const ValueLayout& value = known->rest->values[number];
+      if (value.kind != Kind::Input || value.dtype != LW_NO_DTYPE || static_cast<size_t>(value.position) >= about.weights.size()) continue;
+      const Weight& weight = manifest_.weights[about.weights[static_cast<size_t>(value.position)]];
+      known->rest->describe(number, weight.dtype, {weight.shape.begin(), weight.shape.end()}, {weight.strides.begin(), weight.strides.end()});
+    }
+  }
+  return known;
+}
+
+// Takes the constants that the file has, and computes the others. False where torch alone knows what one of them is.
+bool Model::take_known(Maker& maker, const Weights& weights, std::vector<Held>& held) const {
+  if (maker.known == nullptr) return false;
+  const Known& known = *maker.known;
+  const auto refuse = [] { damaged("what is prepacked is not what the program computes"); };
+  const auto is_like = [&](const Value& value, size_t place) {
+    const Prepacked& about = manifest_.prepacked[known.tensors[place]];
+    return are_like(value, about.dtype, about.shape, about.strides);
+  };
+  std::vector<Held> tensors;
+  for (const size_t number : known.tensors) {
+    const Prepacked& about = manifest_.prepacked[number];
+    if (about.dtype == LW_NO_DTYPE) return false;
+    const std::string_view bytes = container_->find(about.tensor)->bytes;
+    Held tensor{const_cast<char*>(bytes.data()), container_->bytes(), nullptr};  // never written to
+    if (reinterpret_cast<uintptr_t>(bytes.data()) % kLine != 0) {
+      auto copy = std::make_shared<Block>(bytes.size());
+      std::memcpy(copy->data(), bytes.data(), bytes.size());
+      tensor = {copy->data(), copy, nullptr};
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  const Program& program = *maker.program;
+  if (known.places.size() != program.outputs.size()) refuse();
+  std::vector<Held> others;
+  std::shared_ptr<Program> rest;
+  if (known.rest != nullptr) {
+    rest = place_program(*known.rest, nullptr);
+    for (const Value& value : rest->values) {
+      if (value.kind != Kind::Input || value.position < 0) continue;
+      const auto position = static_cast<size_t>(value.position);
+      if (position < maker.weights.size()) {
+        const Weight& weight = manifest_.weights[maker.weights[position]];
+        if (!are_like(value, weight.dtype, weight.shape, weight.strides)) refuse();
+      } else if (value.dtype == LW_NO_DTYPE) {
+        return false;
+      } else if (!is_like(value, position - maker.weights.size())) {
+        refuse();
+      }
+    }
+    others = make_constants(*rest, maker, weights, tensors);
+  }
+  size_t next = 0;
+  for (size_t i = 0; i < known.places.size(); ++i) {
+    const Value& value = program.values[static_cast<size_t>(program.outputs[i])];
+    if (known.places[i] >= 0) {
+      const auto place = static_cast<size_t>(known.places[i]);
+      if (value.dtype == LW_NO_DTYPE) return false;
+      if (!is_like(value, place)) refuse();
+      held.push_back(tensors[place]);
+      continue;
+    }
+    if (next == others.size()) refuse();
+    const Value& made = rest->values[static_cast<size_t>(rest->outputs[next])];
+    if (!are_like(made, value.dtype, value.shape, value.strides)) refuse();
+    held.push_back(others[next++]);
+  }
+  if (next != others.size()) refuse();
+  return true;
 }
 
 void Model::prepare(size_t number) {

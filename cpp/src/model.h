@@ -38,6 +38,7 @@ struct Output {
 struct Weights {
   std::vector<char*> data;
   std::vector<std::shared_ptr<const void>> owners;
+  bool are_own = false;              // those of the file that the model is of
   std::atomic<uint64_t> version{0};  // counts what calls write to them
 };
 
@@ -55,7 +56,7 @@ class Model {
   const std::string& signer() const { return signer_; }
   // Entries are numbered: those that are called by name, `n_called` of the manifest.
   size_t find_entry(const std::string& name) const;
-  // The operators of torch that an entry calls, in order, separated by spaces.
+  // The operators of torch that an entry calls with the weights of the file, in order, separated by spaces.
   const std::string& aten_calls(size_t entry) const;
 
   void set_weights(const std::string& path);
@@ -72,6 +73,7 @@ class Model {
   struct Placed;
   struct Constants;
   struct Maker;
+  struct Known;
   class Code;
   class Lease;
 
@@ -81,6 +83,10 @@ class Model {
   std::string section(const std::string& name) const;
   std::shared_ptr<Weights> make_weights(const Container& container, bool is_own) const;
   void check_weights(const Entry& entry, const Layout& layout, Kind kind) const;
+  std::unique_ptr<Known> read_known(const Json& json, const EntryManifest& about, size_t n_modules) const;
+  bool take_known(Maker& maker, const Weights& weights, std::vector<Held>& held) const;
+  std::vector<Held> make_constants(const Program& program, const Maker& maker, const Weights& weights,
+                                   const std::vector<Held>& further) const;
   void complete(const EntryManifest& about, Layout& layout) const;
   void note_writes(Entry& entry);
   std::shared_ptr<Placed> placed(Entry& entry, const std::vector<int64_t>& symbols);

@@ -4,7 +4,8 @@
     N bytes        JSON: {"__metadata__": {text: text}, name: {"dtype", "shape", "data_offsets"}, ...}, spaces behind
     the rest       the bytes of the tensors, one after another, without holes; it begins at a multiple of 64
 
-Sections are tensors of bytes whose names begin with `lampwork.`. A file comes from anywhere: nothing of it is used
+Sections are tensors of bytes whose names begin with `lampwork.`. What programs computed of weights at the export
+(`lampwork-prepacked.0`) lies among these, in whole lines of 64 bytes. A file comes from anywhere: nothing of it is used
 before all offsets, counts and names are known to be right.
 """
 
@@ -29,6 +30,7 @@ from lampwork import pristine
 from lampwork.artifacts.checked import parsed
 from lampwork.errors import ArtifactError, ExportError, text_of
 from lampwork.records import record
+from lampwork.runtime import part_of
 from lampwork.standard import struct
 from lampwork.written import write_with
 
@@ -42,6 +44,9 @@ MOST_TENSORS = 1_000_000
 LONGEST_NAME = 1024
 SECTION = "lampwork."
 """How the names of sections begin."""
+
+PREPACKED = "lampwork-prepacked."
+"""How the names of tensors begin that were computed of weights."""
 
 METADATA = "__metadata__"
 
@@ -184,8 +189,8 @@ class Container:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The names of the tensors that are no sections."""
-        return tuple(name for name in self.spans if not name.startswith(SECTION))
+        """The names of the tensors that are no sections, and not computed of others."""
+        return tuple(name for name in self.spans if not name.startswith((SECTION, PREPACKED)))
 
     @property
     def data(self) -> memoryview:
@@ -197,19 +202,16 @@ class Container:
         return len(self.memory)
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor over the mapped pages, with a memory of its own."""
+        """A tensor over the mapped pages, which it alone gives access to: to be asked for once."""
         span = self.spans[name]
         if span.begin == span.end:
             return pristine.empty(span.shape, dtype=span.dtype)
-        count = (span.end - span.begin) // span.dtype.itemsize
         begin = self.start + span.begin
         if begin % span.dtype.itemsize:
             # What any writer of safetensors may make; ours does not.
             data = bytearray(memoryview(self.memory)[begin : self.start + span.end])
-            flat = pristine.frombuffer(data, dtype=span.dtype, count=count)
-        else:
-            flat = pristine.frombuffer(self.memory, dtype=span.dtype, count=count, offset=begin)
-        return flat.view(span.shape)
+            return part_of(data, 0, span.dtype, span.shape)
+        return part_of(self.memory, begin, span.dtype, span.shape)
 
     def section(self, name: str) -> bytes:
         """The bytes of a section.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lampwork.artifacts.container import Container, open_container
+from lampwork.artifacts.container import PREPACKED, SECTION, Container, open_container
 from lampwork.artifacts.manifest import Code, Entry, Manifest, Tensed, is_entry_name, read_manifest, short
 from lampwork.codegen.llvm.targets import TargetFacts, pick
 from lampwork.display import Block, Shown, Table, printable, show
@@ -25,7 +25,7 @@ LARGEST = 20
 class Inspection(Shown):
     """What a file says of itself, and how large its parts are.
 
-    `sizes`: bytes of weights, code, programs, graphs and header.
+    `sizes`: bytes of weights, of what was computed of them, of code, programs, graphs and header.
     """
 
     path: str
@@ -33,6 +33,7 @@ class Inspection(Shown):
     sizes: dict[str, int]
     runs: dict[str, str]
     signer: str
+    prepacked: dict[str, int]
 
     def _brief(self) -> str:
         names = ", ".join(filter(is_entry_name, self.manifest.entries))
@@ -52,9 +53,15 @@ class Inspection(Shown):
                 if rows:
                     yield Table(("", ""), tuple(rows))
         yield Table(
-            ("target", "needs", "here", "ATen calls"),
+            ("target", "needs", "here", "ATen calls", "prepacked"),
             tuple(
-                (each.name, " ".join(each.needs), self.runs[each.name], _calls(each))
+                (
+                    each.name,
+                    " ".join(each.needs),
+                    self.runs[each.name],
+                    _calls(each),
+                    _bytes(self.prepacked[each.name]),
+                )
                 for each in manifest.targets
             ),
         )
@@ -109,6 +116,7 @@ class Inspection(Shown):
                     "needs": list(each.needs),
                     "here": self.runs[each.name],
                     "calls": {name: list(calls) for name, calls in each.calls.items()},
+                    "prepacked": self.prepacked[each.name],
                 }
                 for each in manifest.targets
             ],
@@ -143,13 +151,29 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     offered = [TargetFacts(each.name, each.machine, each.isa, each.needs) for each in manifest.targets]
     signer = container.metadata.get("signer", "")
     signed = f"signed by {signer}, not verified" if "signature" in container.metadata else "not signed"
-    return Inspection(container.path, manifest, _sizes(container), dict(pick(offered).reasons), signed)
+    packed = {
+        each.name: sum(_span(container, manifest.prepacked[number].tensor) for number in each.prepacked)
+        for each in manifest.targets
+    }
+    sizes, runs = _sizes(container), dict(pick(offered).reasons)
+    return Inspection(container.path, manifest, sizes, runs, signed, packed)
+
+
+def _span(container: Container, name: str) -> int:
+    span = container.spans[name]
+    return span.end - span.begin
 
 
 def _sizes(container: Container) -> dict[str, int]:
-    found = {"weights": 0, "code": 0, "programs": 0, "graph": 0, "header": container.start}
+    found = {"weights": 0, "prepacked": 0, "code": 0, "programs": 0, "graph": 0, "header": container.start}
     for name, span in container.spans.items():
-        kind = name.split(".")[1] if name.startswith("lampwork.") else "weights"
+        kind = (
+            name.split(".")[1]
+            if name.startswith(SECTION)
+            else "prepacked"
+            if name.startswith(PREPACKED)
+            else "weights"
+        )
         found[kind] = found.get(kind, 0) + span.end - span.begin
     return found
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from lampwork import logs, pristine
 from lampwork.artifacts.calls import LoadedEntry
 from lampwork.artifacts.container import Container, open_container
-from lampwork.artifacts.manifest import Manifest, Weight, extent, is_entry_name, read_manifest, short
+from lampwork.artifacts.manifest import (
+    Manifest,
+    Prepacked,
+    Weight,
+    extent,
+    is_entry_name,
+    read_manifest,
+    short,
+)
 from lampwork.artifacts.model import LoadedModel
 from lampwork.artifacts.programs import Runner, compiled, linked
 from lampwork.artifacts.trust import Key, verified
@@ -21,6 +29,7 @@ from lampwork.checks import nearest
 from lampwork.codegen.llvm.targets import TargetFacts, pick
 from lampwork.errors import ArtifactError, ArtifactTargetError, ArtifactWeightsError, OptionError
 from lampwork.garbage import without_collections
+from lampwork.standard import functools
 
 
 @without_collections()
@@ -81,15 +90,23 @@ def load(
         )
         sources = compiled(container, manifest)
     model = LoadedModel(manifest, tensors, container.path, reason, signer)
+
+    @functools.cache
+    def prepacked(number: int) -> Tensor:
+        return _prepacked(container, manifest.prepacked[number])
+
     entries: dict[str, LoadedEntry] = {}
     for name, spec in reversed(tuple(manifest.entries.items())):
         bound = [tensors[manifest.weights[number].name] for number in spec.weights]
         others = tuple(entries[other] for other in spec.otherwise)
         source = sources[name]
+        shared = None
+        if source.prepacked is not None and weights is None:
+            shared = source.prepacked.over(bound, [prepacked(number) for number in source.prepacked.tensors])
         known = {(each.op, each.index) for each in spec.conditions}
         further = [each for each in source.conditions if (each.op, each.index) not in known]
         spec = replace(spec, conditions=(*spec.conditions, *further))
-        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(source, bound), others)
+        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(source, bound, shared), others)
     model.serve({name: entries[name] for name in _names(manifest)}, main)
     return model
 
@@ -135,16 +152,23 @@ def _pick(container: Container, manifest: Manifest) -> tuple[Any, str]:
 def _tensors(container: Container, manifest: Manifest, given: Any) -> dict[str, Tensor]:
     """The tensor of each weight, by name. Tied weights are one, as far as they are of one kind."""
     others = {} if given is None else _others(given, manifest)
+    stored: dict[str, Tensor] = dict(others)
     made: dict[tuple[str, str], Tensor] = {}
     found: dict[str, Tensor] = {}
     for weight in manifest.weights:
         key = (weight.tensor, weight.kind)
         if key not in made:
-            tensor = others.get(weight.tensor)
-            tensor = container.tensor(weight.tensor) if tensor is None else tensor
-            made[key] = _as_kind(_laid_out(tensor, weight), weight)
+            if weight.tensor not in stored:
+                stored[weight.tensor] = container.tensor(weight.tensor)
+            made[key] = _as_kind(_laid_out(stored[weight.tensor], weight), weight)
         found[weight.name] = made[key]
     return found
+
+
+def _prepacked(container: Container, about: Prepacked) -> Tensor:
+    flat = container.tensor(about.tensor)
+    used = extent(about.shape, about.strides) * about.dtype.itemsize
+    return flat[:used].view(about.dtype).as_strided(about.shape, about.strides)
 
 
 def _as_kind(tensor: Tensor, weight: Weight) -> Tensor:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field
 from typing import Any, Literal, cast
 
 import torch
 
 from lampwork.artifacts.checked import Place, parsed
-from lampwork.artifacts.container import DTYPES, LONGEST_NAME, SECTION, Container, damaged
+from lampwork.artifacts.container import (
+    ALIGNMENT,
+    DTYPES,
+    LONGEST_NAME,
+    PREPACKED,
+    SECTION,
+    Container,
+    damaged,
+)
 from lampwork.artifacts.trees import (
     Number,
     Tree,
@@ -54,6 +62,17 @@ class Weight:
     strides: tuple[int, ...]
     kind: WeightKind
     persistent: bool = True
+
+
+@record
+class Prepacked:
+    """What programs computed of the weights at the export, as it lies in memory, from the first byte of a tensor in the
+    file on."""
+
+    tensor: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @record
@@ -123,7 +142,8 @@ class Entry:
 @record
 class Code:
     """The programs for one kind of machine. `needs`: what its CPU has to have, as Linux names it. `calls`: for each
-    entry the ATen operators that its program calls; none: it is standalone."""
+    entry the ATen operators that its program calls; none: it is standalone. `prepacked`: numbers of what its programs
+    need not compute."""
 
     name: str
     machine: str
@@ -132,6 +152,7 @@ class Code:
     programs: str
     code: tuple[str, ...]
     calls: Mapping[str, tuple[str, ...]]
+    prepacked: tuple[int, ...] = ()
 
 
 @record
@@ -153,6 +174,7 @@ class Manifest:
     lampwork: str = __version__
     torch: str = torch.__version__
     made: str = ""
+    prepacked: tuple[Prepacked, ...] = ()
 
 
 def now() -> str:
@@ -193,8 +215,18 @@ def manifest_to_text(manifest: Manifest) -> str:
                 "programs": each.programs,
                 "code": list(each.code),
                 "calls": {name: list(calls) for name, calls in each.calls.items()},
+                "prepacked": list(each.prepacked),
             }
             for each in manifest.targets
+        ],
+        "prepacked": [
+            {
+                "tensor": each.tensor,
+                "dtype": short(each.dtype),
+                "shape": list(each.shape),
+                "strides": list(each.strides),
+            }
+            for each in manifest.prepacked
         ],
         "sections": {
             name: {"sha256": each.sha256, "bytes": each.nbytes} for name, each in manifest.sections.items()
@@ -304,7 +336,13 @@ def read_manifest(container: Container) -> Manifest:
                 raise place["entries"][name]["otherwise"].wrong(
                     f"names of entries {name}.1, {name}.2 and so on"
                 )
-    targets = tuple(_code(each, entries, sections) for each in place["targets"])
+    prepacked = tuple(_prepacked(each, container) for each in _if_there(place["prepacked"]))
+    named = {each.tensor for each in prepacked}
+    if len(named) < len(prepacked):
+        raise place["prepacked"].wrong("tensors of different names")
+    if further := [name for name in container.spans if name.startswith(PREPACKED) and name not in named]:
+        raise refusal(f"it does not know the tensor {further[0][:80]!r}")
+    targets = tuple(_code(each, entries, sections, len(prepacked)) for each in place["targets"])
     if len({each.name for each in targets}) < len(targets):
         raise place["targets"].wrong("targets of different names")
     return Manifest(
@@ -317,6 +355,7 @@ def read_manifest(container: Container) -> Manifest:
         place["lampwork"].text(),
         place["torch"].text(),
         place["made"].text(),
+        prepacked,
     )
 
 
@@ -326,7 +365,9 @@ def is_entry_name(name: str) -> bool:
 
 def is_weight_name(name: str) -> bool:
     """Whether it is a module path, as state dicts have them."""
-    return 0 < len(name) <= LONGEST_NAME and all(name.split(".")) and not name.startswith(SECTION)
+    return (
+        0 < len(name) <= LONGEST_NAME and all(name.split(".")) and not name.startswith((SECTION, PREPACKED))
+    )
 
 
 def _section(name: str, place: Place, container: Container) -> Section:
@@ -344,7 +385,7 @@ def _weight(place: Place, container: Container) -> Weight:
     if not is_weight_name(name):
         raise place["name"].wrong("a module path")
     span = container.spans.get(tensor)
-    if span is None or tensor.startswith(SECTION):
+    if span is None or tensor.startswith((SECTION, PREPACKED)):
         raise place["tensor"].wrong("the name of a tensor in the file")
     dtype = dtype_from_json(place["dtype"])
     shape, strides = (tuple(each.number() for each in place[key]) for key in ("shape", "strides"))
@@ -361,6 +402,27 @@ def _weight(place: Place, container: Container) -> Weight:
         cast(WeightKind, place["kind"].one_of("parameter", "buffer", "constant")),
         _flag(place["persistent"]),
     )
+
+
+def _prepacked(place: Place, container: Container) -> Prepacked:
+    name = place["tensor"].text()
+    span = container.spans.get(name)
+    if span is None or not name.startswith(PREPACKED):
+        raise place["tensor"].wrong("the name of a prepacked tensor in the file")
+    dtype = dtype_from_json(place["dtype"])
+    shape, strides = (tuple(each.number() for each in place[key]) for key in ("shape", "strides"))
+    if len(strides) != len(shape) or overlaps(shape, strides):
+        raise place["strides"].wrong("strides that give its elements different places")
+    used = extent(shape, strides) * dtype.itemsize
+    if span.dtype != torch.uint8 or len(span.shape) != 1:
+        raise place["tensor"].wrong("the name of a tensor of bytes")
+    if (container.start + span.begin) % ALIGNMENT or not 0 < used <= span.end - span.begin:
+        raise place.wrong(f"bytes from a multiple of {ALIGNMENT} on, which it lies in")
+    return Prepacked(name, dtype, shape, strides)
+
+
+def _if_there(place: Place) -> Iterable[Place]:
+    return place if place.is_there else ()
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -523,7 +585,7 @@ def _view(place: Place, writes: Sequence[tuple[int, int]], outputs: int) -> tupl
     return items[0].number(below=outputs), items[1].number()
 
 
-def _code(place: Place, entries: Mapping[str, Any], sections: Mapping[str, Section]) -> Code:
+def _code(place: Place, entries: Mapping[str, Any], sections: Mapping[str, Section], prepacked: int) -> Code:
     calls = {name: tuple(each.text() for each in found) for name, found in place["calls"].items()}
     if calls.keys() != entries.keys():
         raise place["calls"].wrong(f"those of {', '.join(entries)}")
@@ -535,4 +597,5 @@ def _code(place: Place, entries: Mapping[str, Any], sections: Mapping[str, Secti
         _section_name(place["programs"], sections),
         tuple(_section_name(each, sections) for each in place["code"]),
         calls,
+        tuple(each.number(below=prepacked) for each in _if_there(place["prepacked"])),
     )

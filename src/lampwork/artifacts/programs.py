@@ -12,6 +12,7 @@ from torch import Tensor
 from lampwork.artifacts.checked import Place, parsed
 from lampwork.artifacts.container import Container, digest
 from lampwork.artifacts.manifest import Code, Manifest
+from lampwork.artifacts.manifest import Prepacked as Described
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.errors import ArtifactError, ArtifactTrustError, ArtifactVersionError, SerialError
 from lampwork.graph.concrete import scope_of
@@ -23,12 +24,31 @@ from lampwork.recent import Recent
 from lampwork.records import record
 from lampwork.runtime import Executable
 from lampwork.runtime.layout import Layout
-from lampwork.runtime.program import Program
+from lampwork.runtime.program import Program, Value
 from lampwork.serial import Linked, graph_from_json, layout_from_json
 from lampwork.version import __version__
 
 KEPT = 64
 """For how many sizes an entry keeps its programs."""
+
+
+@record(eq=False)
+class Prepacked:
+    """What of a program's constants the file has, for its own weights. `tensors`: numbers of what the manifest
+    describes. `places`: for each constant its place among these, or -1: the next output of `rest`, whose inputs are the
+    weights and then the tensors."""
+
+    constants: Program
+    tensors: tuple[int, ...]
+    places: tuple[int, ...]
+    rest: Program | None
+
+    def over(self, bound: Sequence[Tensor], tensors: Sequence[Tensor]) -> Executable:
+        """What programs over the file's weights, which nobody has written to yet, share their constants with."""
+        none = Program((), (), (), 0, len(bound), 0, self.constants)
+        made = Executable(none, bound)
+        made.adopt(tuple(tensors), self.places, self.rest)
+        return made
 
 
 @record(eq=False)
@@ -40,10 +60,12 @@ class Source:
     scalars: tuple[Index, ...]
     make: Callable[[Mapping[str, int]], Program]
     conditions: tuple[Condition, ...] = ()
+    prepacked: Prepacked | None = None
 
     @staticmethod
-    def of_layout(layout: Layout) -> Source:
-        return Source(tuple(sorted(layout.keys)), layout.scalars, layout.place)
+    def of_layout(layout: Layout, prepacked: Prepacked | None) -> Source:
+        keys = tuple(sorted(layout.keys))
+        return Source(keys, layout.scalars, layout.place, prepacked=prepacked)
 
     @staticmethod
     def of_program(program: Program | SymbolicProgram, conditions: tuple[Condition, ...]) -> Source:
@@ -58,6 +80,8 @@ class Runner:
 
     source: Source
     bound: Sequence[Tensor]
+    shared: Executable | None = None
+    """What the programs share their constants with."""
     _first: Executable | None = None
     _made: Recent[tuple[int, ...], Executable] = field(
         default_factory=lambda: Recent[tuple[int, ...], Executable](KEPT)
@@ -82,8 +106,9 @@ class Runner:
             made = self._made.get(numbers)
             if made is None:
                 # What is computed from the weights alone is computed once, for all sizes.
-                made = Executable(self.source.make(values), self.bound, share=self._first)
+                made = Executable(self.source.make(values), self.bound, share=self.shared)
                 self._first = self._first or made
+                self.shared = self.shared or made
                 self._made.put(numbers, made)
             return made
 
@@ -136,8 +161,61 @@ def linked(container: Container, manifest: Manifest, code: Code) -> dict[str, So
             raise refusal(
                 f"entry {name} has the symbols {sorted(needed - symbols)}, which its inputs do not give"
             )
-        found[name] = Source.of_layout(layout)
+        at = place["prepacked"]
+        at = at[name] if at.is_there else at
+        prepacked = _prepacked(at, layout, manifest, code, functions) if at.is_there else None
+        found[name] = Source.of_layout(layout, prepacked)
     return found
+
+
+def _prepacked(at: Place, layout: Layout, manifest: Manifest, code: Code, functions: Linked) -> Prepacked:
+    """
+    Raises:
+        ArtifactError: it is not what the constants of the program are.
+    """
+    constants = layout.constants
+    if constants is None:
+        raise at.wrong("nothing, as the program has no constants")
+    tensors = tuple(each.number(below=len(manifest.prepacked)) for each in at["tensors"])
+    if not set(tensors) <= set(code.prepacked):
+        raise at["tensors"].wrong(f"numbers that the target has, {list(code.prepacked)}")
+    places = tuple(each.number(below=len(tensors), at_least=-1) for each in at["places"])
+    if len(places) != len(constants.outputs):
+        raise at["places"].wrong(f"{len(constants.outputs)} places")
+    described = [manifest.prepacked[number] for number in tensors]
+    rest = None
+    if at["rest"].is_there:
+        try:
+            read = layout_from_json(at["rest"].value, functions)
+        except SerialError as error:
+            raise at.refusal(f"{at.where}: {error.cause}") from error
+        form = (read.n_inputs, read.n_bound, read.keys, read.scalars, read.constants)
+        if form != (layout.n_bound + len(tensors), 0, frozenset(), (), None):
+            raise at["rest"].wrong("a program of the weights and these tensors alone")
+        rest = read.place({})
+        for value in rest.values:
+            known = value.position - layout.n_bound
+            if value.kind == "input" and known >= 0 and not _is_like(described[known], value):
+                raise at["rest"].wrong("a program that takes the tensors for what they are")
+    others = iter(() if rest is None else [rest.values[number] for number in rest.outputs])
+    made = [next(others, None) if place < 0 else described[place] for place in places]
+    if None in made or next(others, None) is not None:
+        raise at["rest"].wrong("a program that gives the other constants")
+    for number, each in zip(constants.outputs, made, strict=True):
+        if each is not None and not _is_like(each, constants.values[number]):
+            raise at["places"].wrong("tensors that are what the program computes")
+    return Prepacked(constants, tensors, places, rest)
+
+
+def _is_like(one: Described | Value, other: Value) -> bool:
+    """Whether a program may take one for the other; of some tensors torch alone knows what they are."""
+    if one.dtype is None or other.dtype is None:
+        return True
+    return one.dtype == other.dtype and one.shape == other.shape and _steps(one) == _steps(other)
+
+
+def _steps(of: Described | Value) -> list[int]:
+    return [stride for size, stride in zip(of.shape, of.strides, strict=True) if size > 1]
 
 
 def _unreadable(container: Container, manifest: Manifest, what: str, error: SerialError) -> ArtifactError:

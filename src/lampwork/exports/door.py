@@ -77,6 +77,7 @@ def export(
     entries: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     require: str | None = None,
+    prepack: bool | None = None,
 ) -> Exported: ...
 @overload
 def export(
@@ -94,6 +95,7 @@ def export(
     entries: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     require: str | None = None,
+    prepack: bool | None = None,
 ) -> Exported: ...
 def export(
     model: Any,
@@ -110,6 +112,7 @@ def export(
     entries: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     require: str | None = None,
+    prepack: bool | None = None,
 ) -> Exported:
     """Write a model as a file that runs elsewhere, or what Lampwork compiled in a format that other tools read.
 
@@ -143,6 +146,8 @@ def export(
             which the last ones may be left out, or such a tuple with a method of the model before them.
         metadata: of `.lamp`: what `load` gives back as `metadata`: anything that JSON can have.
         require: of `.lamp`: "standalone": an error if a program calls operators of PyTorch, without which it runs.
+        prepack: of `.lamp`: True: what programs compute of weights alone (packed and folded weights) is in the file
+            too, for each target that runs here, so that a first call need not compute it. The file is larger by it.
 
     Raises:
         OptionError: an argument is wrong.
@@ -160,6 +165,7 @@ def export(
         "entries": entries,
         "metadata": metadata,
         "require": require,
+        "prepack": prepack,
     }
     if chosen == "lamp":
         if region is not None or module:
@@ -210,7 +216,7 @@ def _artifact(model: Any, path: Path, call: Arguments | None, given: Mapping[str
     from lampwork.exports.lamp import Wanted, calls_of, export_artifact
 
     calls = calls_of(model, call, given["dynamic_shapes"], given["entries"])
-    wanted = Wanted(given["targets"], given["metadata"], given["require"])
+    wanted = Wanted(given["targets"], given["metadata"], given["require"], given["prepack"] or False)
     inputs, outputs, notes = export_artifact(path, model, calls, wanted)
     return Exported(path, "lamp", tuple(calls), inputs, outputs, (path,), notes)
 

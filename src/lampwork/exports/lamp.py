@@ -41,6 +41,7 @@ from lampwork.exports.arguments import argument_trees
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import collected_names, input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
+from lampwork.exports.prepacked import Prepacked
 from lampwork.exports.stored import check_stores
 from lampwork.exports.torch_program import Nesting, flat_program, program_of
 from lampwork.exports.weights import Weights
@@ -138,6 +139,7 @@ class Wanted:
     targets: Sequence[str] | None = None
     metadata: Mapping[str, Any] | None = None
     require: str | None = None
+    prepack: bool = False
 
 
 @record(eq=False)
@@ -243,6 +245,8 @@ def export_artifact(
         raise OptionError(
             f"require is {wanted.require!r}, expected None or 'standalone'", fix="require='standalone'"
         )
+    if type(cast(object, wanted.prepack)) is not bool:
+        raise OptionError(f"prepack is {wanted.prepack!r}, expected True or False", fix="prepack=True")
     for name in calls:
         if not m.is_entry_name(name):
             raise OptionError(
@@ -258,7 +262,8 @@ def export_artifact(
     bound = {name: weights.numbers(each.piece) for name, each in captured.items()}
     weights.check_apart()
     sections: dict[str, bytes] = {}
-    targets = tuple(_compile(name, captured, sections, wanted) for name in names)
+    prepacked = Prepacked() if wanted.prepack else None
+    targets = tuple(_compile(name, captured, sections, wanted, prepacked) for name in names)
     entries: dict[str, m.Entry] = {}
     for name, each in captured.items():
         if m.is_entry_name(name):
@@ -275,9 +280,11 @@ def export_artifact(
         {name: m.Section(digest(data), len(data)) for name, data in sections.items()},
         metadata,
         made=m.now(),
+        prepacked=() if prepacked is None else tuple(prepacked.found),
     )
+    tensors = weights.tensors if prepacked is None else {**weights.tensors, **prepacked.tensors}
     texts = {"format": m.FORMAT, m.MANIFEST: m.manifest_to_text(made)}
-    write_container(path, weights.tensors, sections, texts, _check_written)
+    write_container(path, tensors, sections, texts, _check_written)
     first = next(iter(captured.values())).piece
     entries = {name: entry for name, entry in entries.items() if m.is_entry_name(name)}
     notes = dict.fromkeys(
@@ -285,7 +292,8 @@ def export_artifact(
         for name, entry in entries.items()
         for note in entry.notes
     )
-    return first.inputs, first.returned, tuple(notes)
+    further = () if prepacked is None else prepacked.notes
+    return first.inputs, first.returned, (*notes, *further)
 
 
 def _check_written(path: Path) -> None:
@@ -545,13 +553,19 @@ def _passed(region: Region, graph: fx.Graph, call: Call) -> dict[Source, TensorS
 
 
 def _compile(
-    name: str, captured: Mapping[str, _Captured], sections: dict[str, bytes], wanted: Wanted
+    name: str,
+    captured: Mapping[str, _Captured],
+    sections: dict[str, bytes],
+    wanted: Wanted,
+    prepacked: Prepacked | None,
 ) -> m.Code:
     """The programs of all entries for one target: they share their modules of code."""
     target, known = named_target(name), facts(name)
     modules = Modules()
     layouts: dict[str, Any] = {}
     calls: dict[str, tuple[str, ...]] = {}
+    kept: dict[str, Any] = {}
+    packs = prepacked is not None and prepacked.runs(name)
     for entry, each in captured.items():
         made = compile_for(
             each.piece.graph,
@@ -570,13 +584,21 @@ def _compile(
             )
         layouts[entry] = layout_to_json(made.layout, modules)
         calls[entry] = tuple(made.calls)
+        if prepacked is not None and packs:
+            found = prepacked.add(made.layout, layouts[entry], each.piece.tensors, modules)
+            if found is not None:
+                kept[entry] = found
     code: list[str] = []
     for number, content in enumerate(modules.contents):
         code.append(f"{SECTION}code.{name}.{number}")
         sections[code[-1]] = content
     programs = f"{SECTION}programs.{name}"
-    sections[programs] = to_text({"modules": code, "entries": layouts})
-    return m.Code(name, known.machine, known.isa, tuple(known.needs), programs, tuple(code), calls)
+    content = {"modules": code, "entries": layouts}
+    sections[programs] = to_text({**content, "prepacked": kept} if kept else content)
+    used = sorted({number for found in kept.values() for number in found["tensors"]})
+    return m.Code(
+        name, known.machine, known.isa, tuple(known.needs), programs, tuple(code), calls, tuple(used)
+    )
 
 
 # --- the manifest -----------------------------------------------------------------------------------------------------
