@@ -19,7 +19,7 @@ struct Options {
   bool trusts = false;
   int threads = 0;
   std::string target;
-  bool calls_kernels = true;  // else they are linked, but replaced by what does nothing: for tests of damaged files
+  bool calls_kernels = true;  // else they are linked, and the memory that they get is touched: for tests of damaged files
 };
 
 // A result of a call. `data` is nullptr where it lies in memory that the caller gave.
