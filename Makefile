@@ -13,7 +13,7 @@ PACKAGE := $(VENV)/.package
 EXTENSION := $(VENV)/.built
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheel demo test test-gpu sanitize-gpu lint golden fuzz sanitize bench docs site pictures report test-report cpp clean
+.PHONY: help setup wheel demo test test-gpu sanitize-gpu lint golden fuzz fuzz-files sanitize bench docs site pictures report test-report cpp clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -84,6 +84,19 @@ SEED ?=
 
 fuzz: $(EXTENSION) ## all fuzzers, longer than in `make test`
 	LAMPWORK_FUZZ=$(FUZZ) $(if $(SEED),LAMPWORK_FUZZ_SEED=$(SEED)) $(BIN)/python -m pytest -k fuzz -rA --timeout=0
+
+# Needs Clang with libFuzzer. What it finds lies in build/fuzz; what it has learned, in build/fuzz/corpus, is where it goes on.
+CLANG ?= clang
+RUNS ?= 100000
+
+fuzz-files: $(EXTENSION) ## damaged .lamp files through the C++ loader under sanitizers, guided by coverage; RUNS=n of them
+	cmake -G Ninja -S cpp -B build/fuzz -DLAMPWORK_SANITIZE=ON -DLAMPWORK_FUZZ=ON -DCMAKE_BUILD_TYPE=Debug \
+		-DCMAKE_CXX_FLAGS_DEBUG=-O2 -DCMAKE_C_COMPILER=$(CLANG) -DCMAKE_CXX_COMPILER=$(subst clang,clang++,$(CLANG))
+	ninja -C build/fuzz lampwork_fuzz_guided
+	mkdir -p build/fuzz/corpus
+	test -d build/fuzz/seeds || $(BIN)/python cpp/tests/fuzz_corpus.py build/fuzz/seeds
+	build/fuzz/tests/lampwork_fuzz_guided -runs=$(RUNS) -dict=cpp/tests/fuzz.dict -max_len=32768 -timeout=60 \
+		-artifact_prefix=build/fuzz/ build/fuzz/corpus build/fuzz/seeds
 
 # A copy of the package with an extension of its own, so that the usual build stays as it is.
 SANITIZED := build/sanitize

@@ -2,6 +2,7 @@
 
 #include "error.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -131,6 +132,7 @@ class Run {
       }
       sizes = filled.data();
     }
+    if (kernel.function == nullptr) return touch(kernel);
     bool failed = false;
     if (kernel.extent > kernel.grain && call_.pool.threads() > 1) {
       Shared shared{kernel.function, buffers, sizes};
@@ -143,6 +145,23 @@ class Run {
       fail(LW_KERNEL, "the kernel '" + kernel.layout->name +
                           "' failed: an index in the inputs is out of range, or there was no memory. Check indices against the "
                           "sizes of the tables that they index");
+    }
+  }
+
+  // All that the kernel may read, and all that it may write.
+  void touch(const Kernel& kernel) {
+    const auto root_of = [&](int32_t number) { return program_.values[at(number)].root; };
+    for (const int32_t number : kernel.layout->buffers) {
+      const Value& value = program_.values[at(number)];
+      char* data = frame_.data[at(value.root)] + value.root_bytes;
+      volatile char read = 0;
+      for (int64_t i = 0; i < value.nbytes; ++i) read = data[i];
+      const std::vector<int32_t>& outside = kernel.layout->outside;
+      const bool is_written =
+          program_.values[at(value.root)].owns_memory() ||
+          std::any_of(outside.begin(), outside.end(), [&](int32_t other) { return root_of(other) == value.root; });
+      if (is_written && value.nbytes > 0) std::memset(data, 0, static_cast<size_t>(value.nbytes));
+      (void)read;
     }
   }
 

@@ -20,8 +20,6 @@ constexpr size_t kMostPlaced = 8;      // programs of an entry that are kept, fo
 constexpr size_t kLine = 64;           // bytes that constants begin at a multiple of
 constexpr size_t kMostIdleFrames = 8;  // of a program
 
-int64_t no_kernel(void**, const int64_t*, int64_t, int64_t) { return 0; }
-
 int cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
@@ -70,8 +68,8 @@ class Model::Code : public Functions {
   KernelFunction find(size_t module, const std::string& name) const override {
     const auto& functions = modules_.at(module)->functions();
     const auto found = functions.find(name);
-    if (found == functions.end()) damaged("its machine code has no function '" + name + "'");
-    return calls_kernels_ ? reinterpret_cast<KernelFunction>(found->second) : &no_kernel;
+    if (found == functions.end() || found->second == 0) damaged("its machine code has no function '" + name + "'");
+    return calls_kernels_ ? reinterpret_cast<KernelFunction>(found->second) : nullptr;
   }
 
  private:

@@ -22,7 +22,7 @@ struct Options {
   int threads = 0;
   std::string target;
   std::vector<PublicKey> keys;  // one of them has to have signed the file, if there are any; its code is trusted then
-  bool calls_kernels = true;  // else they are linked, but replaced by what does nothing: for tests of damaged files
+  bool calls_kernels = true;  // else they are linked, and the memory that they get is touched: for tests of damaged files
 };
 
 // A result of a call. `alias`: the input that it lies in, and then it has no owner.

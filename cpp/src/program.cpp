@@ -139,6 +139,10 @@ class Placer {
           if (__builtin_mul_overflow(bytes, size, &bytes)) damaged("a tensor that is copied to is larger than any memory");
         }
         if (to.shape != from.shape || bytes > to.nbytes) damaged("a tensor is copied to one of another shape, or that overlaps itself");
+        const bool is_apart = to.root != from.root || to.root_bytes >= from.root_bytes + from.nbytes ||
+                              from.root_bytes >= to.root_bytes + to.nbytes;
+        const bool is_itself = to.root_bytes == from.root_bytes && to.strides == from.strides;
+        if (!is_apart && !is_itself) damaged("a tensor is copied to another part of its own memory");
         return copy;
       }
       return Aten{aten, nullptr};

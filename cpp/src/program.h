@@ -84,7 +84,7 @@ struct Undo {
 class Functions {
  public:
   virtual ~Functions() = default;
-  // LW_FORMAT if there is no such function.
+  // LW_FORMAT if there is no such function. nullptr: the memory that it would get is touched in its place.
   virtual KernelFunction find(size_t module, const std::string& name) const = 0;
 };
 

@@ -349,7 +349,10 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
         case "const":
             return Constant(constant_from_json(Place(found["const"], inner.where, place.refusal)))
         case "list" | "tuple" | "size":
-            return Sequenced(kind, tuple(each(item) for item in inner))
+            items = tuple(each(item) for item in inner)
+            if kind == "size" and not all(_is_number(item, leaf) for item in items):
+                raise inner.wrong("whole numbers")
+            return Sequenced(kind, items)
         case "dict":
             pairs = [_pair(item) for item in inner]
             items = tuple((constant_from_json(key), each(item)) for key, item in pairs)
@@ -358,6 +361,13 @@ def tree_from_json(place: Place, leaf: str, count: int, depth: int = 0) -> Tree:
             return Made(_name(inner), place["form"].one_of(*FORMS), fields, absent)
         case _:
             raise place.wrong(f"{leaf}, number, const, list, tuple, dict or object")
+
+
+def _is_number(tree: Tree, leaf: str) -> bool:
+    """Whether a `torch.Size` can have it: of an argument, also what the model does not look at."""
+    if isinstance(tree, Constant):
+        return type(tree.value) is int
+    return isinstance(tree, Number) or (leaf == "input" and isinstance(tree, Unused))
 
 
 def _fields(place: Place, each: Callable[[Place], Tree]) -> tuple[tuple[str, Tree], ...]:

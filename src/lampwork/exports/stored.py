@@ -110,4 +110,6 @@ def _tables_of(target: Any) -> Iterator[Any]:
 def _is_same(guard: Guard, value: Any) -> bool:
     if guard.kind == "type":
         return type(value) is guard.expected
-    return guard.kind in ("is", "equals") and type(value) is type(guard.expected) and value == guard.expected
+    if guard.kind == "is":
+        return value is guard.expected
+    return guard.kind == "equals" and type(value) is type(guard.expected) and value == guard.expected

@@ -107,6 +107,15 @@ def test_what_is_written(tmp_path):
     assert lampwork.load(tmp_path / "m.lamp", trust=True).count == 0
 
 
+def test_a_buffer_of_several_elements_is_added_to(tmp_path):
+    """The object that is stored is the one that is there, whatever its elements compare to."""
+    model = Counting()
+    model.count = torch.zeros(2)
+    lampwork.export(model, (torch.ones(2),), path=tmp_path / "m.lamp", targets="host")
+    loaded = lampwork.load(tmp_path / "m.lamp", trust=True)
+    assert loaded(torch.ones(2)).tolist() == [3, 3] and loaded(torch.ones(2)).tolist() == [4, 4]
+
+
 def test_several_entries_share_weights(tmp_path):
     model = Cached().eval()
     ids = torch.randint(0, 20, (2, 5))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cpp_runtime import MISSING, CppError, Model, Runtime, built, given
-from lamp_files import object_code, write, write_lamp
+from lamp_files import object_code, value, write, write_lamp
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
@@ -373,6 +373,22 @@ def _set(*way: Any) -> Any:
 S0, S0_LESS_4 = [[1, ["s0"]]], [[-4, []], [1, ["s0"]]]
 STRIDE = {"name": "s0", "min": 2, "max": 64, "input": 0, "dim": 0, "kind": "stride", "index": [[1, ["s1"]]]}
 AFFINE = ("programs", "entries", "affine")
+
+
+def _copy_within(manifest: Any, programs: Any) -> None:
+    """The first row of a result to a place that begins in it."""
+    values, steps = (programs["entries"]["affine"][name] for name in ("values", "steps"))
+    values += [value("view", [4], base=4, offset=offset) for offset in (0, 2)]
+    copy = {
+        "aten": "aten::copy_.default",
+        "args": [{"ref": 7}, {"ref": 6}],
+        "kwargs": [],
+        "outs": [],
+        "name": "",
+    }
+    steps.append(copy)
+
+
 SPOILED: dict[str, tuple[Any, str]] = {
     "version": (
         _set("manifest", "version", 2),
@@ -436,6 +452,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
         _set("manifest", "entries", "affine", "symbols", [STRIDE]),
         "LW_FORMAT: .*names the symbol 's1', which there is not",
     ),
+    "copy": (_copy_within, "LW_FORMAT: .*copied to another part of its own memory"),
     "device": (_set(*AFFINE, "device", "cuda:0"), "LW_VERSION: .*on the device 'cuda:0'"),
     "input": (
         _set("manifest", "entries", "affine", "inputs", 0, "shape", [[[1, ["s0"]]], 3]),
