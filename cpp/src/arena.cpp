@@ -14,7 +14,7 @@ constexpr int64_t kWorthASecondLook = int64_t{1} << 20;  // bytes of an arena wh
 constexpr size_t kMostBuffers = 512;
 constexpr int64_t kMostBytes = int64_t{1} << 46;  // of an arena: no machine has more, and sums stay in int64
 
-struct Block {
+struct Span {
   int64_t begin;
   int64_t bytes;
 };
@@ -27,13 +27,13 @@ struct Life {
 // Best fit; free neighbours are merged.
 class Arena {
  public:
-  Block take(int64_t bytes) {
+  Span take(int64_t bytes) {
     auto best = free_.end();
     for (auto at = free_.begin(); at != free_.end(); ++at) {
       if (at->second >= bytes && (best == free_.end() || at->second < best->second)) best = at;
     }
     if (best != free_.end()) {
-      const Block found{best->first, bytes};
+      const Span found{best->first, bytes};
       const int64_t left = best->second - bytes;
       free_.erase(best);
       if (left > 0) free_.emplace(found.begin + bytes, left);
@@ -50,7 +50,7 @@ class Arena {
     return {begin, bytes};
   }
 
-  void give(Block block) {
+  void give(Span block) {
     auto at = free_.emplace(block.begin, block.bytes).first;
     if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
       at->second += next->second;
@@ -71,7 +71,7 @@ class Arena {
 };
 
 // The largest first, each in the lowest gap between those that live when it does (Pisarchyk and Lee, 2020).
-Placement largest_first(const std::unordered_map<int32_t, Block>& blocks, const std::unordered_map<int32_t, Life>& lives) {
+Placement largest_first(const std::unordered_map<int32_t, Span>& blocks, const std::unordered_map<int32_t, Life>& lives) {
   std::vector<int32_t> order;
   for (const auto& [number, block] : blocks) order.push_back(number);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
@@ -108,7 +108,7 @@ Placement largest_first(const std::unordered_map<int32_t, Block>& blocks, const 
 Placement place_in_arena(const std::vector<std::pair<bool, int32_t>>& memory, const std::vector<int64_t>& nbytes) {
   Arena arena;
   Placement first;
-  std::unordered_map<int32_t, Block> blocks;
+  std::unordered_map<int32_t, Span> blocks;
   std::unordered_map<int32_t, Life> lives;
   int64_t living = 0, most = 0;
   for (size_t at = 0; at < memory.size(); ++at) {
@@ -117,7 +117,7 @@ Placement place_in_arena(const std::vector<std::pair<bool, int32_t>>& memory, co
       if (blocks.count(number) != 0) damaged("memory of a value is taken twice");
       const int64_t bytes = nbytes[static_cast<size_t>(number)];
       if (bytes > kMostBytes) fail(LW_MEMORY, "a call with these sizes needs more memory than any machine has");
-      const Block block = arena.take(std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
+      const Span block = arena.take(std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
       blocks[number] = block;
       first.offsets[number] = block.begin;
       lives[number] = {at, memory.size()};

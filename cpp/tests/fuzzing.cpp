@@ -308,6 +308,11 @@ class Operators : public AtenLibrary {
     }
   }
 
+  bool distance(const std::shared_ptr<void>& one, const std::shared_ptr<void>& other, int64_t& bytes) const override {
+    bytes = 0;
+    return one != nullptr && one == other;
+  }
+
   static void read(const char* data, int64_t bytes) {
     volatile char sum = 0;
     for (int64_t at = 0; at < bytes; ++at) sum = static_cast<char>(sum ^ data[at]);

@@ -45,6 +45,7 @@ def built(folder: Path = BUILD, options: Sequence[str] = (), targets: Sequence[s
     with open(folder.parent / f"{folder.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         configure = ["cmake", "-G", "Ninja", "-S", str(ROOT / "cpp"), "-B", str(folder), *options]
+        configure.append("-DCMAKE_UNITY_BUILD=ON")  # half the time
         for command in (configure, ["ninja", "-C", str(folder), *targets]):
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
