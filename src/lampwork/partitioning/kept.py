@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import fields
@@ -56,6 +57,7 @@ NOT_IN_CODE: Mapping[str, str] = {
 """The options that make no difference to the code of a given graph, and why. All others are in the key."""
 
 _LENGTH = 8
+_SMALLEST_NORMAL = sys.float_info.min
 
 
 @record
@@ -144,6 +146,7 @@ def parts_of_key(
             "code": own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
             "state": _fields_text(GlobalState.now()),
+            "denormals": "flushed" if flushes_denormals() else "kept",
             **{f"{backend.name} {name}": text for name, text in theirs.items()},
         }
     except SerialError as error:
@@ -155,6 +158,12 @@ def options_text(config: Config, left_out: Mapping[str, str] = NOT_IN_CODE) -> s
     """The options that may make a difference to code."""
     names = [each.name for each in fields(config) if each.name not in left_out]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in sorted(names))
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread's arithmetic takes numbers below the smallest normal one for zero, as after
+    `torch.set_flush_denormal(True)`: then constants that passes compute, and the texts of such numbers, are others."""
+    return _SMALLEST_NORMAL / 2 == 0.0
 
 
 def _fields_text(value: Any) -> str:

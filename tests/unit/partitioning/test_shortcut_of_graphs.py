@@ -434,6 +434,29 @@ _PLAIN = (
 """Torch's graphs, the schemas of its operators, and operators themselves, on tiny tensors that passes make up."""
 
 
+def test_flushed_denormals_make_a_difference(passed: list[int]) -> None:
+    """What constants come to hangs on a flag of the thread's that nothing reads: the arithmetic itself goes by it."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    x = torch.full((32,), 1e300, dtype=torch.float64)
+
+    def fn(x: Tensor) -> Tensor:
+        return x * (torch.full((32,), 1e-200, dtype=torch.float64) * 1e-110)
+
+    try:
+        assert lampwork.compile(fn)(x)[0] == 0.0
+        settle()
+    finally:
+        torch.set_flush_denormal(False)
+    passed.clear()
+    torch.testing.assert_close(lampwork.compile(fn)(x), fn(x), rtol=1e-12, atol=0.0)
+    assert passed
+    settle()
+    passed.clear()
+    assert lampwork.compile(fn)(x)[0] != 0.0
+    assert not passed
+
+
 def test_what_passes_read_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each C function of torch or of the system that passes call is known to read nothing beyond the key."""
     found: set[str] = set()
