@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from lampwork import pristine
 from lampwork.artifacts.manifest import Entry, Symbol, Tensed, extent, overlaps, short
+from lampwork.artifacts.plain import FOREIGN, is_lazy, keys_of
 from lampwork.artifacts.programs import Runner
 from lampwork.artifacts.trees import Reading, rebuilt
 from lampwork.errors import ArtifactCallError
@@ -20,29 +21,11 @@ from lampwork.records import record
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
-_keys = torch._C._dispatch_keys
-
-
-def _foreign() -> int:
-    """The dispatch keys that no dense tensor with memory on the CPU has."""
-    of = torch._C.DispatchKey
-    own = (of.CPU, of.ADInplaceOrView, of.AutogradCPU, of.AutocastCPU, of.Conjugate, of.Negative)
-    found = 0
-    for key in own:
-        found |= torch._C.DispatchKeySet(key).raw_repr()
-    return ~found
-
-
 _TRANSFORMS = (
     torch._C.DispatchKey.FuncTorchBatched,
     torch._C.DispatchKey.FuncTorchGradWrapper,
     torch._C.DispatchKey.Functionalize,
 )
-
-_FOREIGN = _foreign()
-"""A tensor is what its keys say: wrappers of torch.func, nested and lazy tensors have the type of plain ones, and
-programs would read their memory, which is not there."""
-
 
 _MOST_ELEMENTS = 1 << 44
 """Of a tensor that is laid out anew."""
@@ -147,7 +130,7 @@ class LoadedEntry:
         for output, place in self.spec.views:
             base = tensors[place] if place < len(tensors) else bound[place - len(tensors)]
             written = outputs[self._output_of[place]]
-            if not (base.is_conj() or base.is_neg()):
+            if not is_lazy(base):
                 found[output] = _view_like(base, written, found[output])
         for output, tensor in enumerate(found):
             for number, one in enumerate(given):
@@ -170,7 +153,7 @@ class LoadedEntry:
     def _foreign(self, name: str, tensor: Tensor) -> ArtifactCallError:
         """Why a tensor is refused that is not a dense one on the CPU."""
         expected = "a dense tensor on the CPU"
-        keys = _keys(tensor)
+        keys = keys_of(tensor)
         if any(keys.has(key) for key in _TRANSFORMS):
             return self._wrong(
                 name,
@@ -236,7 +219,7 @@ class LoadedEntry:
             expected = known.tensed
             if type(tensor) not in _PLAIN:
                 raise self._wrong(expected.name, "a plain tensor", f"a {type(tensor).__name__}")
-            if _keys(tensor).raw_repr() & _FOREIGN:
+            if keys_of(tensor).raw_repr() & FOREIGN:
                 raise self._foreign(expected.name, tensor)
             if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
                 raise self._wrong(
@@ -314,10 +297,10 @@ class LoadedEntry:
         strides = known.strides
         if strides is None:
             strides = tuple([evaluate(stride, values) for stride in known.tensed.strides])
-        if tensor.stride() == strides and not (tensor.is_conj() or tensor.is_neg()):
+        lazy = is_lazy(tensor)
+        if tensor.stride() == strides and not lazy:
             return tensor
-        plain = not (tensor.is_conj() or tensor.is_neg())
-        if plain and all(
+        if not lazy and all(
             size <= 1 or have == want
             for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True)
         ):

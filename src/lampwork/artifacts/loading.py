@@ -23,6 +23,7 @@ from lampwork.artifacts.manifest import (
     short,
 )
 from lampwork.artifacts.model import LoadedModel
+from lampwork.artifacts.plain import is_dense, is_lazy
 from lampwork.artifacts.programs import Runner, compiled, linked
 from lampwork.artifacts.trust import Key, verified
 from lampwork.checks import nearest
@@ -97,7 +98,8 @@ def load(
 
     entries: dict[str, LoadedEntry] = {}
     for name, spec in reversed(tuple(manifest.entries.items())):
-        bound = [tensors[manifest.weights[number].name] for number in spec.weights]
+        described = [manifest.weights[number] for number in spec.weights]
+        bound = [tensors[weight.name] for weight in described]
         others = tuple(entries[other] for other in spec.otherwise)
         source = sources[name]
         shared = None
@@ -106,7 +108,9 @@ def load(
         known = {(each.op, each.index) for each in spec.conditions}
         further = [each for each in source.conditions if (each.op, each.index) not in known]
         spec = replace(spec, conditions=(*spec.conditions, *further))
-        entries[name] = LoadedEntry(name.partition(".")[0], spec, Runner(source, bound, shared), others)
+        entries[name] = LoadedEntry(
+            name.partition(".")[0], spec, Runner(source, bound, described, shared), others
+        )
     model.serve({name: entries[name] for name in _names(manifest)}, main)
     return model
 
@@ -177,7 +181,7 @@ def _as_kind(tensor: Tensor, weight: Weight) -> Tensor:
 
 def _laid_out(tensor: Tensor, weight: Weight) -> Tensor:
     """The tensor as programs expect it in memory: itself, or a copy."""
-    if tensor.stride() == weight.strides:
+    if tensor.stride() == weight.strides and not is_lazy(tensor):
         return tensor
     memory = pristine.empty(extent(weight.shape, weight.strides), dtype=weight.dtype)
     made = memory.as_strided(weight.shape, weight.strides)
@@ -237,8 +241,15 @@ def _others(given: Any, manifest: Manifest) -> dict[str, Tensor]:
                 f"expected {short(weight.dtype)} of shape {list(weight.shape)} on cpu",
                 fix="convert it, or export a model of that kind",
             )
-        before = found.setdefault(weight.tensor, tensor.detach())
-        if before.data_ptr() != tensor.data_ptr() and not pristine.equal(before, tensor.detach()):
+        if not is_dense(tensor):
+            raise ArtifactWeightsError(
+                f"{name} in {where} is a {type(tensor).__name__} without elements in memory on the CPU, which "
+                "programs read",
+                fix="pass plain tensors that hold the values",
+            )
+        tensor = tensor.detach().as_subclass(Tensor)
+        before = found.setdefault(weight.tensor, tensor)
+        if not tensor.is_set_to(before) and not pristine.equal(before, tensor):
             raise ArtifactWeightsError(
                 f"{name} in {where} is not {weight.tensor}, and the artifact has them as one",
                 fix="export a model in which they are apart",

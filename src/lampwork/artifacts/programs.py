@@ -11,10 +11,18 @@ from torch import Tensor
 
 from lampwork.artifacts.checked import Place, parsed
 from lampwork.artifacts.container import Container, digest
-from lampwork.artifacts.manifest import Code, Manifest
+from lampwork.artifacts.manifest import Code, Manifest, Weight, short
 from lampwork.artifacts.manifest import Prepacked as Described
+from lampwork.artifacts.plain import is_dense, is_lazy
 from lampwork.backends.native.symbolic import SymbolicProgram
-from lampwork.errors import ArtifactError, ArtifactTrustError, ArtifactVersionError, SerialError
+from lampwork.errors import (
+    ArtifactError,
+    ArtifactTrustError,
+    ArtifactVersionError,
+    ArtifactWeightsError,
+    RuntimeFailure,
+    SerialError,
+)
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.symbols import Condition
 from lampwork.locks import new_lock
@@ -80,6 +88,8 @@ class Runner:
 
     source: Source
     bound: Sequence[Tensor]
+    described: Sequence[Weight]
+    """What programs take the bound tensors for."""
     shared: Executable | None = None
     """What the programs share their constants with."""
     _first: Executable | None = None
@@ -97,20 +107,46 @@ class Runner:
             with self._lock:
                 executable = self._made.get(numbers)
             executable = executable or self._make(numbers, values)
-        if not source.scalars:
-            return executable.run(tensors)
-        return executable.run(tensors, tuple(evaluate(index, values) for index in source.scalars))
+        try:
+            if not source.scalars:
+                return executable.run(tensors)
+            return executable.run(tensors, tuple(evaluate(index, values) for index in source.scalars))
+        except RuntimeFailure:
+            self._check_bound()
+            raise
 
     def _make(self, numbers: tuple[int, ...], values: Mapping[str, int]) -> Executable:
         with self._lock:
             made = self._made.get(numbers)
             if made is None:
+                self._check_bound()
                 # What is computed from the weights alone is computed once, for all sizes.
                 made = Executable(self.source.make(values), self.bound, share=self.shared)
                 self._first = self._first or made
                 self.shared = self.shared or made
                 self._made.put(numbers, made)
             return made
+
+    def _check_bound(self) -> None:
+        """
+        Raises:
+            ArtifactWeightsError: a weight got other data (`weight.data = ...`), which programs would misread.
+        """
+        for weight, tensor in zip(self.described, self.bound, strict=True):
+            expected = (weight.shape, weight.strides, weight.dtype)
+            came = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            if came == expected and is_dense(tensor) and not is_lazy(tensor):
+                continue
+            raise ArtifactWeightsError(
+                f"{weight.name} of a loaded artifact was made another tensor since: expected {_shown(*expected)} in "
+                f"memory of the CPU, came {_shown(*came)}{' of negated or conjugated memory' * is_lazy(tensor)}",
+                fix=f"load the file again, and copy under torch.no_grad(): model.get_{weight.kind}({weight.name!r})"
+                ".copy_(value), or load_state_dict; or load(path, weights=...)",
+            )
+
+
+def _shown(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{short(dtype)} of shape {list(shape)} with the strides {list(strides)}"
 
 
 def checked_section(container: Container, manifest: Manifest, name: str) -> bytes:

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 from torch.nn.utils import parametrizations
 
@@ -193,6 +194,89 @@ def test_weights_cannot_be_exchanged(made):
     model.load_state_dict({name: each + 1 for name, each in state.items()})
     assert not torch.equal(model(x), before)
     assert torch.equal(copy.deepcopy(inner).weight, inner.weight)
+
+
+@pytest.mark.parametrize("called", (False, True))
+@pytest.mark.parametrize("trust", (True, False))
+def test_data_of_weights_may_not_become_other_tensors(made, trust, called):
+    model, _ = made(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4), trust=trust)
+    x, weight = torch.randn(2, 4), getattr(model, "0").weight
+    if called:
+        model(x)
+    kept = weight.data
+    for data, came in (
+        (torch.randn(4, 3).t(), r"float32 of shape \[3, 4\] with the strides \[1, 3\]"),
+        (torch.randn(1, 4), r"float32 of shape \[1, 4\]"),
+        (torch.randn(3, 4).double(), "float64"),
+        (torch._neg_view(torch.randn(3, 4)), ".* of negated or conjugated memory"),
+    ):
+        weight.data = data
+        with pytest.raises(
+            ArtifactWeightsError, match=rf"LW364\] 0.weight of a loaded .*expected .*came {came}"
+        ) as error:
+            model(x)
+        assert "model.get_parameter('0.weight').copy_(value)" in error.value.fix
+    weight.data = kept
+    model(x)
+    weight.data = torch.randn(3, 4)  # others that lie as these do are read
+    expected = nn.functional.linear(x, weight, getattr(model, "0").bias)
+    assert torch.allclose(model(x), expected, atol=1e-6)
+
+
+def test_weights_that_are_negated_or_conjugated_when_they_are_read(tmp_path):
+    class Complex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("phase", torch.randn(3, dtype=torch.complex64))
+            self.register_buffer("scale", torch.randn(2, 3))
+
+        def forward(self, x):
+            return x * self.phase, x * self.scale
+
+    x, path = torch.randn(2, 3), tmp_path / "m.lamp"
+    lampwork.export(Complex(), (x,), path=path, targets="host")
+    phase, scale = torch.randn(3, dtype=torch.complex64).conj(), torch._neg_view(torch.randn(2, 3))
+    loaded = lampwork.load(path, trust=True, weights={"phase": phase, "scale": scale})
+    phased, scaled = loaded(x)
+    assert torch.allclose(phased, x * phase) and torch.allclose(scaled, x * scale)
+    assert torch.equal(loaded.phase, phase) and not loaded.phase.is_conj()
+
+
+def test_tied_weights_in_one_memory_that_are_others(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = self.two = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x):
+            return x @ self.one + self.two
+
+    path, weight = tmp_path / "m.lamp", torch.randn(3, 3)
+    lampwork.export(Tied(), (x := torch.randn(3, 3),), path=path, targets="host")
+    assert torch.allclose(
+        lampwork.load(path, trust=True, weights={"one": weight, "two": weight.view(3, 3)})(x),
+        x @ weight + weight,
+        atol=1e-6,
+    )
+    for other in (weight.t(), torch._neg_view(weight)):
+        with pytest.raises(ArtifactWeightsError, match="the artifact has them as one"):
+            lampwork.load(path, trust=True, weights={"one": weight, "two": other})
+
+
+def test_weights_without_memory_are_refused(made, tmp_path):
+    made(nn.Linear(4, 3), torch.randn(2, 4))
+    freed = torch.randn(3, 4)
+    freed.untyped_storage().resize_(0)
+    for weight, kind in (
+        (FakeTensorMode().from_tensor(torch.randn(3, 4)), "FakeTensor"),
+        (torch._to_functional_tensor(torch.randn(3, 4)), "Tensor"),
+        (torch._efficientzerotensor(3, 4), "Tensor"),
+        (freed, "Tensor"),
+    ):
+        with pytest.raises(
+            ArtifactWeightsError, match=rf"LW364\] weight in weights is a {kind} without elements in memory"
+        ):
+            lampwork.load(tmp_path / "m.lamp", weights={"weight": weight, "bias": torch.zeros(3)}, trust=True)
 
 
 def test_weights_with_holes(made):
