@@ -235,8 +235,8 @@ class Reader {
       damaged("the size of something depends on a symbol that the program is not placed by");
   }
 
-  // What steps and outputs use has been made, and is not released.
-  void check_lives() const {
+  // What steps and outputs use has been made, and is not released. Notes which inputs that is.
+  void check_lives() {
     enum class Life : uint8_t { There, Coming, Gone };
     std::vector<Life> lives(layout_.values.size(), Life::There);
     for (const StepLayout& step : layout_.steps) {
@@ -248,8 +248,14 @@ class Reader {
       const Kind kind = layout_.values[number].kind;
       if (kind == Kind::Aten || kind == Kind::Heap) lives[number] = Life::Coming;
     }
-    const auto use = [&](int32_t number) {
+    const auto expect = [&](int32_t number) {
       if (lives[root_of(number)] != Life::There) damaged("a step uses a value before it is made, or after it is released");
+    };
+    layout_.reads.assign(layout_.n_inputs, false);
+    const auto use = [&](int32_t number) {
+      expect(number);
+      const ValueLayout& root = layout_.values[root_of(number)];
+      if (root.kind == Kind::Input) layout_.reads[static_cast<size_t>(root.position)] = true;
     };
     for (const StepLayout& step : layout_.steps) {
       if (const auto* kernel = std::get_if<KernelLayout>(&step)) {
@@ -267,7 +273,7 @@ class Reader {
         }
       } else {
         for (const int32_t number : std::get<ReleaseLayout>(step).values) {
-          use(number);
+          expect(number);
           const Kind kind = layout_.values[static_cast<size_t>(number)].kind;
           const bool is_owner = kind == Kind::Aten || kind == Kind::Heap || kind == Kind::Fresh || kind == Kind::Input;
           if (!is_owner) damaged("a value is released that has no memory of its own");

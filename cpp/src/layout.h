@@ -71,6 +71,7 @@ struct Layout {
   std::unique_ptr<Layout> constants;
   std::vector<UndoLayout> undo;
   SymbolNumbers symbols;
+  std::vector<bool> reads;  // of the inputs: whether a step or an output uses its memory
   size_t n_modules = 0;
 
   // Checks that every number in it is the number of something. LW_FORMAT, and LW_VERSION for what this library does not

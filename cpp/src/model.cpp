@@ -87,7 +87,7 @@ struct Model::Placed {
 
 struct Model::Constants {
   std::shared_ptr<Weights> weights;
-  uint64_t version;
+  std::vector<uint64_t> versions;  // of what the maker watches
   std::vector<Held> held;
 };
 
@@ -102,6 +102,7 @@ struct Model::Known {
 // Computes the constants of entries: of all that compute the same of the same weights.
 struct Model::Maker {
   std::vector<size_t> weights;
+  std::vector<size_t> watched;     // those of them that it reads and calls write to
   const Layout* layout = nullptr;  // of an entry
   std::string aten;                // the operators of torch that it calls
   Json json;
@@ -117,7 +118,7 @@ struct Model::Entry {
   std::shared_ptr<Maker> maker;  // nullptr: it has no constants
   std::unique_ptr<Layout> layout;
   std::string aten;
-  bool writes_weights = false;
+  std::vector<size_t> written_weights;
   std::vector<bool> written_inputs;       // by the program or after it
   std::vector<bool> written_by_program;   // of inputs, then weights
   std::mutex mutex;                       // of what follows
@@ -288,6 +289,19 @@ void Model::read_entries(const Options& options) {
     }
     entries_.push_back(std::move(entry));
   }
+  watch_writes();
+}
+
+// What a call of any entry writes, constants are computed of anew: of what the file has prepacked, too.
+void Model::watch_writes() {
+  for (const std::shared_ptr<Maker>& maker : makers_) {
+    for (size_t i = 0; i < maker->weights.size(); ++i) {
+      if (maker->layout->reads[i] && written_[maker->weights[i]]) maker->watched.push_back(maker->weights[i]);
+    }
+  }
+  for (const std::unique_ptr<Entry>& entry : entries_) {
+    if (entry->maker != nullptr && !entry->maker->watched.empty()) list_calls(*entry->maker->layout, entry->aten);
+  }
 }
 
 // What a program leaves to torch alone, such as complex numbers, it does not describe; inputs, weights and results are as the
@@ -363,8 +377,9 @@ void Model::note_writes(Entry& entry) {
     if (i < n_inputs) {
       entry.written_inputs[i] = true;
     } else {
-      written_[entry.about->weights[i - n_inputs]] = true;
-      entry.writes_weights = writes_weights_ = true;
+      const size_t weight = entry.about->weights[i - n_inputs];
+      written_[weight] = writes_weights_ = true;
+      entry.written_weights.push_back(weight);
     }
   }
 }
@@ -374,6 +389,7 @@ void Model::note_writes(Entry& entry) {
 std::shared_ptr<Weights> Model::make_weights(const Container& container, bool is_own) const {
   auto made = std::make_shared<Weights>();
   made->are_own = is_own;
+  made->versions = std::vector<std::atomic<uint64_t>>(manifest_.weights.size());
   const std::shared_ptr<Weights> before = is_own ? nullptr : weights();
   for (size_t i = 0; i < manifest_.weights.size(); ++i) {
     const Weight& weight = manifest_.weights[i];
@@ -500,14 +516,16 @@ void Model::check_placed(const Entry& entry, const Program& program, const std::
 
 std::shared_ptr<const Model::Constants> Model::constants(Maker& maker, const std::shared_ptr<Weights>& weights) const {
   const std::lock_guard<std::mutex> lock(maker.mutex);
-  const uint64_t version = weights->version.load();
-  if (maker.constants != nullptr && maker.constants->weights == weights && maker.constants->version == version)
+  std::vector<uint64_t> versions;
+  for (const size_t weight : maker.watched) versions.push_back(weights->versions[weight].load());
+  if (maker.constants != nullptr && maker.constants->weights == weights && maker.constants->versions == versions)
     return maker.constants;
   if (maker.program == nullptr) maker.program = Program::place(*maker.layout, nullptr, *code_);
   auto made = std::make_shared<Constants>();
   made->weights = weights;
-  made->version = version;
-  if (!weights->are_own || version != 0 || !take_known(maker, *weights, made->held)) {
+  made->versions = versions;
+  const bool is_as_exported = weights->are_own && std::all_of(versions.begin(), versions.end(), [](uint64_t each) { return each == 0; });
+  if (!is_as_exported || !take_known(maker, *weights, made->held)) {
     if (!maker.aten.empty() && aten_ == nullptr) {
       fail(LW_NEEDS_ATEN, "what is computed of weights that are not those of the file calls operators of torch: " + maker.aten +
                               ". Run it with liblampwork_torch, or export the model with require=\"standalone\"");
@@ -730,7 +748,7 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
 
   std::unique_lock<std::shared_mutex> alone(writing_, std::defer_lock);
   std::shared_lock<std::shared_mutex> shared(writing_, std::defer_lock);
-  if (entry.writes_weights) {
+  if (!entry.written_weights.empty()) {
     alone.lock();
   } else if (writes_weights_) {
     shared.lock();
@@ -774,10 +792,13 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
                   into.empty() ? nullptr : results.data(), *pool_, aten_, lease.arena(), objects.data(),
                   into.empty() ? &entry.written_inputs : nullptr};
   std::vector<Held> held;
+  const auto count_writes = [&] {
+    for (const size_t weight : entry.written_weights) weights->versions[weight].fetch_add(1);
+  };
   try {
     held = execute(lease.frame(), call, false);
   } catch (...) {
-    if (entry.writes_weights) weights->version.fetch_add(1);
+    count_writes();
     throw;
   }
 
@@ -788,7 +809,7 @@ std::vector<Output> Model::run(size_t called, const std::vector<Given>& inputs, 
                  numbers_of(about.inputs[i].strides, symbols.data()).data(),
                  {inputs[i].shape, inputs[i].shape + inputs[i].ndim}, size_of(inputs[i].dtype));
   }
-  if (entry.writes_weights) weights->version.fetch_add(1);
+  count_writes();
 
   std::vector<Output> outputs;
   for (size_t i = 0; i < about.leaves.size(); ++i) {

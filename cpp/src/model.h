@@ -38,8 +38,8 @@ struct Output {
 struct Weights {
   std::vector<char*> data;
   std::vector<std::shared_ptr<const void>> owners;
-  bool are_own = false;              // those of the file that the model is of
-  std::atomic<uint64_t> version{0};  // counts what calls write to them
+  bool are_own = false;                         // those of the file that the model is of
+  std::vector<std::atomic<uint64_t>> versions;  // count for each what calls write to it
 };
 
 class Model {
@@ -89,6 +89,7 @@ class Model {
                                    const std::vector<Held>& further) const;
   void complete(const EntryManifest& about, Layout& layout) const;
   void note_writes(Entry& entry);
+  void watch_writes();
   std::shared_ptr<Placed> placed(Entry& entry, const std::vector<int64_t>& symbols);
   void check_placed(const Entry& entry, const Program& program, const std::vector<int64_t>& symbols) const;
   std::shared_ptr<const Constants> constants(Maker& maker, const std::shared_ptr<Weights>& weights) const;

@@ -98,6 +98,76 @@ def test_what_torch_computes_of_weights_is_needed_for_others_alone(runtime: Runt
         there.run(x)
 
 
+class Counting(nn.Module):
+    """Layers that are folded, with a buffer that they do not read; `move` writes one that they do."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.count.add_(1)
+        return self.norm(self.convolution(x)), self.count * 2
+
+    def move(self, by: torch.Tensor) -> torch.Tensor:
+        self.norm.get_buffer("running_mean").add_(by)
+        return by + 1
+
+
+def test_a_buffer_that_is_written_and_feeds_no_constant_leaves_them_as_they_are(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, path = torch.randn(2, 8, 12, 12), tmp_path / "m.lamp"
+    lampwork.export(Counting().eval(), (x,), path=path, targets="host", prepack=True)
+    here, there = lampwork.load(path, trust=True), runtime.load(path)
+    assert there.needs_aten() == []
+    for call in range(3):
+        result, count = there.run(x)
+        assert torch.equal(result, here(x)[0]) and count.eq(2 * (call + 1)).all()
+
+
+def test_constants_of_what_is_written_need_what_computes_them(runtime: Runtime, tmp_path: Path) -> None:
+    model, x, path = Counting().eval(), torch.randn(2, 8, 12, 12), tmp_path / "m.lamp"
+    entries = {"forward": ((x,),), "move": (model.move, (torch.ones(16),))}
+    lampwork.export(model, entries=entries, path=path, targets="host", prepack=True)
+    there = runtime.load(path)
+    assert there.needs_aten("forward") and there.needs_aten("move") == []
+    with pytest.raises(CppError, match="LW_NEEDS_ATEN: the entry 'forward' calls operators of torch"):
+        there.run(x)
+
+
+class Moving(nn.Module):
+    """A product whose weight is packed, which another entry writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+    @torch.no_grad()
+    def move(self, by: torch.Tensor) -> torch.Tensor:
+        self.linear.weight.add_(by)
+        return by + 1
+
+
+def test_constants_of_what_is_written_are_computed_again(runtime: Runtime, tmp_path: Path) -> None:
+    model, x, path = Moving().eval(), torch.randn(128, 16), tmp_path / "m.lamp"
+    one = torch.ones(1)
+    entries = {"forward": ((x,),), "move": (model.move, (one,))}
+    lampwork.export(model, entries=entries, path=path, targets="host", prepack=True)
+    there = runtime.load(path)
+    for moved in range(3):
+        expected = x @ (model.linear.weight.detach() + moved).T
+        assert torch.allclose(there.run(x)[0], expected, atol=1e-4)
+        assert torch.equal(there.run(one, entry="move")[0], one + 1)
+
+
 def _first(key: str, value: Any) -> Callable[[Any], None]:
     return lambda manifest: manifest["prepacked"][0].update({key: value})
 
