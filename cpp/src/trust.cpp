@@ -135,6 +135,10 @@ PublicKey read_public_key(const std::string& given) {
       if (" \t\r\n"sv.find(letter) == std::string_view::npos) text += letter;
     }
   }
+  if (text.find(':') != std::string::npos) {
+    fail(LW_ARGUMENT, where + ": expected a public Ed25519 key in PEM; came one with header lines. Take out the lines between its first "
+                              "one and the empty one");
+  }
   const bool is_pem = !text.empty() && decode(text, der);
   if (!is_pem || der.size() != kDer.size() + 32 || der.compare(0, kDer.size(), kDer) != 0) {
     fail(LW_ARGUMENT, where + ": expected a public Ed25519 key in PEM; came " +

@@ -49,6 +49,7 @@ _BLANK = "A" * _LENGTH
 _SHAPE = re.compile(r"[A-Za-z0-9+/]{86}==")
 _PIECE = 1 << 24
 _BEGIN = "-----BEGIN "
+_HEADERS = re.compile(rb"(?s)-----BEGIN PUBLIC KEY-----(?:(?!-----).)*:")
 _LARGEST_KEY = 1 << 16
 _MOST_THREADS = 8
 
@@ -314,6 +315,11 @@ def _public(key: Any) -> Any:
         raise OptionError(
             f"{where}: expected a public key; came a private one, which whoever signs keeps",
             fix="pass the file that ends in .pub.pem",
+        )
+    if _HEADERS.search(content):  # the runtime without Python takes none either
+        raise OptionError(
+            f"{where}: expected a public Ed25519 key in PEM; came one with header lines",
+            fix="take out the lines between its first one and the empty one",
         )
     try:
         found = serialization.load_pem_public_key(content)

@@ -341,6 +341,7 @@ def test_wrong_keys(kept: Path, tmp_path: Path) -> None:
         pem, form, serialization.BestAvailableEncryption(b"secret")
     )
     public = elliptic.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    commented = (kept / "mine.pub.pem").read_text().replace("KEY-----\n", "KEY-----\nComment: x\n\n", 1)
     wrong: list[tuple[Any, str]] = [
         (kept / "mine.pem", "expected a public key; came a private one"),
         (kept / "no.pem", "cannot be read: No such file"),
@@ -348,6 +349,7 @@ def test_wrong_keys(kept: Path, tmp_path: Path) -> None:
         (b"x" * 31, "expected a public Ed25519 key in PEM; came something else"),
         (kept / "a.lamp", "expected a public Ed25519 key in PEM; came something else"),
         (public, "expected a public Ed25519 key; came ECPublicKey"),
+        (commented, "expected a public Ed25519 key in PEM; came one with header lines"),
         (7, "key is a int, expected the path"),
         ([], "key is an empty list"),
         ("a\0b", "cannot be read"),

@@ -237,6 +237,10 @@ def test_keys_that_are_none(runtime: Runtime, folder: Path, tmp_path: Path) -> N
             "LW_ARGUMENT: the key: expected .*; came another kind of key. Give the file that",
         ),
         (pem[:60], "LW_ARGUMENT: the key: expected .*; came something else"),
+        (
+            pem.replace("KEY-----\n", "KEY-----\nComment: x\n\n", 1),
+            "LW_ARGUMENT: the key: expected .*; came one with header lines. Take out the lines between",
+        ),
     ):
         with pytest.raises(CppError, match=message):
             runtime.load(path, keys=[key])
