@@ -31,6 +31,12 @@ class Bytes {
   bool mapped_ = false;
 };
 
+// What the names begin with of sections, and of tensors that are computed of others.
+constexpr std::string_view kSection = "lampwork.";
+constexpr std::string_view kPrepacked = "lampwork-prepacked.";
+inline bool is_section(std::string_view name) { return name.substr(0, kSection.size()) == kSection; }
+inline bool is_prepacked(std::string_view name) { return name.substr(0, kPrepacked.size()) == kPrepacked; }
+
 struct StoredTensor {
   lw_dtype dtype;
   std::vector<int64_t> shape;

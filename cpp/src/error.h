@@ -15,9 +15,14 @@ struct Error : std::runtime_error {
   lw_status status;
 };
 
+// LW_FORMAT. `cause`: what is wrong in the file, whichever it is.
+struct Damaged : Error {
+  explicit Damaged(const std::string& cause)
+      : Error(LW_FORMAT, "the artifact is damaged: " + cause + ". Fetch or export the file again"), cause(cause) {}
+  std::string cause;
+};
+
 [[noreturn]] inline void fail(lw_status status, const std::string& message) { throw Error(status, message); }
-[[noreturn]] inline void damaged(const std::string& message) {
-  fail(LW_FORMAT, "the artifact is damaged: " + message + ". Fetch or export the file again");
-}
+[[noreturn]] inline void damaged(const std::string& cause) { throw Damaged(cause); }
 
 }  // namespace lampwork::runtime

@@ -41,6 +41,7 @@ Weight read_weight(const Json& json, const Container& container) {
   weight.strides = sizes_of(member(json, "strides", what), "the strides of " + what);
   if (weight.strides.size() != weight.shape.size()) damaged("shape and strides of " + what + " differ in length");
   weight.kind = text_of(member(json, "kind", what), "the kind of " + what);
+  if (const Json* persistent = optional_member(json, "persistent", what)) weight.is_persistent = truth_of(*persistent, what);
   const StoredTensor* stored = container.find(weight.tensor);
   if (stored == nullptr) damaged(what + " has its bytes in '" + weight.tensor + "', which the file does not have");
   if (stored->dtype != weight.dtype) damaged(what + " is stored in another dtype");
@@ -229,6 +230,16 @@ TargetManifest read_target(const Json& json) {
   return target;
 }
 
+// Files have no code, graphs or packed weights that the manifest, of whatever version, says nothing of.
+void check_is_known(const Manifest& manifest, const Container& container) {
+  std::set<std::string> prepacked;
+  for (const Prepacked& each : manifest.prepacked) prepacked.insert(each.tensor);
+  for (const auto& [name, tensor] : container.tensors()) {
+    if (is_section(name) && manifest.sections.count(name) == 0) damaged("the manifest does not know the section '" + name + "'");
+    if (is_prepacked(name) && prepacked.count(name) == 0) damaged("the manifest does not know the tensor '" + name + "'");
+  }
+}
+
 }  // namespace
 
 Manifest Manifest::read(const Container& container) {
@@ -299,6 +310,7 @@ Manifest Manifest::read(const Container& container) {
     if (static_cast<int64_t>(stored->bytes.size()) != section.bytes) damaged(what + " has another size than the manifest says");
     manifest.sections.emplace(name, section);
   }
+  check_is_known(manifest, container);
   return manifest;
 }
 

@@ -11,6 +11,7 @@
 namespace lampwork::runtime {
 
 // A weight under its module path. `strides`: how programs expect it to lie in memory; in the file it lies row after row.
+// `is_persistent`: in the state dict.
 struct Weight {
   std::string name;
   std::string tensor;
@@ -18,6 +19,7 @@ struct Weight {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
   std::string kind;
+  bool is_persistent = true;
 };
 
 // What programs computed of the weights at the export, from the first byte of a tensor in the file on.

@@ -17,6 +17,7 @@ namespace lampwork::runtime {
 namespace {
 
 constexpr size_t kMostPlaced = 8;      // programs of an entry that are kept, for its last sizes
+constexpr size_t kMostNamed = 3;       // weights in a message
 constexpr size_t kLine = 64;           // bytes that constants begin at a multiple of
 constexpr size_t kMostIdleFrames = 8;  // of a program
 
@@ -386,6 +387,24 @@ void Model::note_writes(Entry& entry) {
 
 // --- weights -------------------------------------------------------------------------------------------------
 
+// A file of weights has none that the model does not have: it would be that of another model.
+void Model::check_names(const Container& container) const {
+  std::set<std::string> names;
+  for (const Weight& weight : manifest_.weights) {
+    if (weight.kind != "constant") names.insert({weight.name, weight.tensor});
+  }
+  std::vector<std::string> unknown;
+  for (const auto& [name, tensor] : container.tensors()) {
+    if (!is_section(name) && !is_prepacked(name) && names.count(name) == 0) unknown.push_back("'" + name + "'");
+  }
+  if (unknown.empty()) return;
+  const size_t n_unknown = unknown.size();
+  unknown.resize(std::min(n_unknown, kMostNamed));
+  fail(LW_WEIGHTS, "the file has " + listed(unknown, ", ") +
+                       (n_unknown > kMostNamed ? " and " + std::to_string(n_unknown - kMostNamed) + " others" : "") +
+                       ", which the model does not have. Give the weights of a model of the same class and sizes");
+}
+
 std::shared_ptr<Weights> Model::make_weights(const Container& container, bool is_own) const {
   auto made = std::make_shared<Weights>();
   made->are_own = is_own;
@@ -398,7 +417,7 @@ std::shared_ptr<Weights> Model::make_weights(const Container& container, bool is
     };
     const StoredTensor* stored = container.find(is_own ? weight.tensor : weight.name);
     if (stored == nullptr) stored = container.find(weight.tensor);
-    if (stored == nullptr && weight.kind == "constant" && !is_own) {
+    if (!is_own && (weight.kind == "constant" || (stored == nullptr && !weight.is_persistent))) {
       made->data.push_back(before->data[i]);
       made->owners.push_back(before->owners[i]);
       continue;
@@ -437,13 +456,19 @@ void Model::set_weights(const std::string& path) {
     set_weights(Bytes::map(path));
   } catch (const Error& error) {
     if (error.status == LW_FILE) throw;
-    throw Error(error.status == LW_FORMAT ? LW_WEIGHTS : error.status, "'" + path + "': " + error.what());
+    throw Error(error.status, "'" + path + "': " + error.what());
   }
 }
 
 void Model::set_weights(std::shared_ptr<const Bytes> bytes) {
-  const Container container(std::move(bytes));
-  std::shared_ptr<Weights> made = make_weights(container, false);
+  std::shared_ptr<Weights> made;
+  try {
+    const Container container(std::move(bytes));
+    check_names(container);
+    made = make_weights(container, false);
+  } catch (const Damaged& error) {
+    fail(LW_WEIGHTS, "the file of weights is damaged: " + error.cause + ". Fetch or write it again");
+  }
   const std::lock_guard<std::mutex> lock(weights_mutex_);
   weights_ = std::move(made);
 }

@@ -81,6 +81,7 @@ class Model {
   void choose_target(const Options& options);
   void read_entries(const Options& options);
   std::string section(const std::string& name) const;
+  void check_names(const Container& container) const;
   std::shared_ptr<Weights> make_weights(const Container& container, bool is_own) const;
   void check_weights(const Entry& entry, const Layout& layout, Kind kind) const;
   std::unique_ptr<Known> read_known(const Json& json, const EntryManifest& about, size_t n_modules) const;

@@ -17,7 +17,6 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr std::string_view kPrefix = "lampwork artifact signature 1\0"sv;
-constexpr std::string_view kSection = "lampwork.";
 constexpr std::string_view kBefore = "\"signature\":\"";  // in the header, as it is written there
 constexpr size_t kLength = 88;                            // of 64 bytes in base64
 constexpr size_t kPiece = size_t{1} << 24;
@@ -91,7 +90,6 @@ size_t place_of(std::string_view header, const std::string& signature) {
 size_t sections_of(const Container& container) {
   const char* data = container.data().data();
   size_t begin = container.data().size();
-  const auto is_section = [](const std::string& name) { return name.compare(0, kSection.size(), kSection) == 0; };
   for (const auto& [name, tensor] : container.tensors()) {
     if (is_section(name)) begin = std::min(begin, static_cast<size_t>(tensor.bytes.data() - data));
   }

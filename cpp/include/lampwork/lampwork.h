@@ -137,7 +137,8 @@ LW_API const char* lw_number_name(const lw_model* model, size_t entry, size_t nu
 /* The operators of torch that an entry calls, separated by spaces; "" if it needs no torch. */
 LW_API const char* lw_entry_needs_aten(const lw_model* model, size_t entry);
 
-/* Uses the weights of another safetensors file from the next call on; calls that run finish with those they have. */
+/* Uses the weights of another safetensors file, which has no others, from the next call on; calls that run finish with
+   those they have. */
 LW_API lw_status lw_set_weights(lw_model* model, const char* path);
 
 /* Computes what is computed of the weights alone, which otherwise the first call does. */

@@ -179,7 +179,7 @@ def _first(key: str, value: Any) -> Callable[[Any], None]:
         (_first("shape", [1, 8, 64]), "what is prepacked is not what the program computes"),
         (_first("dtype", "int32"), "what is prepacked is not what the program computes"),
         (_first("tensor", "nothing"), "it does not have the tensor 'nothing'"),
-        (lambda manifest: manifest["prepacked"].clear(), "what is prepacked for 'forward'"),
+        (lambda manifest: manifest["prepacked"].clear(), "does not know the tensor 'lampwork-prepacked.0'"),
     ),
 )
 def test_damage(runtime: Runtime, path: Path, tmp_path: Path, change: Any, message: str) -> None:

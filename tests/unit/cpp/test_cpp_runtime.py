@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import threading
 from pathlib import Path
@@ -176,9 +177,7 @@ def test_operators_of_torch_are_named(model: Model) -> None:
 
 def test_weights_of_another_file(model: Model, tmp_path: Path) -> None:
     x, row = torch.randn(4, 4), torch.randn(4)
-    write(
-        tmp_path / "good.safetensors", {"row": row, "count": torch.tensor([1.0]), "more": torch.zeros(2)}, {}
-    )
+    write(tmp_path / "good.safetensors", {"row": row, "count": torch.tensor([1.0])}, {})
     model.run(x, entry="affine")
     model.set_weights(tmp_path / "good.safetensors")
     assert torch.equal(model.run(x, entry="affine")[0], affine(x, row))
@@ -193,15 +192,49 @@ def test_weights_of_another_file(model: Model, tmp_path: Path) -> None:
             {"row": row.double(), "count": count},
             "'row' is float64 in the file, and the model needs float32",
         ),
+        "more": (
+            {"row": row, "count": count, **{f"more.{i}": row for i in range(5)}},
+            "the file has 'more.0', 'more.1', 'more.2' and 2 others, which the model does not have. Give the",
+        ),
     }
     for name, (tensors, message) in bad.items():
         write(tmp_path / name, tensors, {})
         with pytest.raises(CppError, match=f"LW_WEIGHTS.*{message}"):
             model.set_weights(tmp_path / name)
     (tmp_path / "torn").write_bytes((tmp_path / "good.safetensors").read_bytes()[:-1])
-    with pytest.raises(CppError, match="LW_WEIGHTS"):
+    with pytest.raises(
+        CppError, match=r"LW_WEIGHTS: '.*torn': the file of weights is damaged: .*\. Fetch or write it again$"
+    ):
         model.set_weights(tmp_path / "torn")
     assert torch.equal(model.run(x, entry="affine")[0], affine(x, row))
+
+
+def test_weights_of_another_artifact(runtime: Runtime, model: Model, code: bytes, tmp_path: Path) -> None:
+    """Its code is none of them. Buffers that are in no state dict may be missing."""
+    x = torch.randn(4, 4)
+    model.set_weights(write_lamp(tmp_path / "other.lamp", code))
+    assert torch.equal(model.run(x, entry="affine")[0], affine(x))
+
+    def transient(manifest: Any, programs: Any) -> None:
+        next(each for each in manifest["weights"] if each["name"] == "count")["persistent"] = False
+
+    there = runtime.load(write_lamp(tmp_path / "transient.lamp", code, change=transient))
+    write(tmp_path / "row.safetensors", {"row": (row := torch.randn(4))}, {})
+    there.set_weights(tmp_path / "row.safetensors")
+    assert torch.equal(there.run(x, entry="affine")[0], affine(x, row))
+
+
+@pytest.mark.parametrize("name", ("lampwork.z", "lampwork-prepacked.9"))
+def test_what_the_manifest_does_not_know(runtime: Runtime, path: Path, tmp_path: Path, name: str) -> None:
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header[name] = {"dtype": "U8", "shape": [3], "data_offsets": [len(data), len(data) + 3]}
+    text = json.dumps(header).encode()
+    changed = tmp_path / "more.lamp"
+    changed.write_bytes(len(text).to_bytes(8, "little") + text + data + b"abc")
+    with pytest.raises(CppError, match=rf"LW_FORMAT: .*does not know the (section|tensor) '{name}'"):
+        runtime.load(changed)
 
 
 def test_many_threads_call_one_model(runtime: Runtime, path: Path, tmp_path: Path) -> None:
