@@ -1,7 +1,6 @@
 #include "alias.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace lampwork::runtime {
 
@@ -9,13 +8,37 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
+// A dimension of a tensor that lies in memory in two ways.
+struct Dim {
+  int64_t size, from, to;
+};
+
+// The dimensions, the largest steps of the one layout first. Those that are one run of elements in both are one.
+std::vector<Dim> run_together(const Moved& whole) {
+  std::vector<Dim> dims, found;
+  for (size_t i = 0; i < whole.shape.size(); ++i) {
+    if (whole.shape[i] > 1) dims.push_back({whole.shape[i], whole.from[i], whole.to[i]});
+  }
+  std::stable_sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.from > b.from; });
+  for (const Dim& dim : dims) {
+    int64_t from = 0, to = 0, size = 0;
+    if (!found.empty() && !__builtin_mul_overflow(dim.from, dim.size, &from) && found.back().from == from &&
+        !__builtin_mul_overflow(dim.to, dim.size, &to) && found.back().to == to &&
+        !__builtin_mul_overflow(dim.size, found.back().size, &size)) {
+      found.back() = {size, dim.from, dim.to};
+    } else {
+      found.push_back(dim);
+    }
+  }
+  return found;
+}
+
 // How many steps along each dimension of a tensor a distance in it is; empty if it is none of so many.
-std::optional<Numbers> steps_of(int64_t distance, const Moved& whole, const std::vector<size_t>& dims) {
-  Numbers found(whole.shape.size(), 0);
-  for (const size_t dim : dims) {
-    if (whole.shape[dim] <= 1 || whole.from[dim] <= 0) continue;
-    found[dim] = distance / whole.from[dim];
-    distance %= whole.from[dim];
+std::optional<Numbers> steps_of(int64_t distance, const std::vector<Dim>& dims) {
+  Numbers found;
+  for (const Dim& dim : dims) {
+    found.push_back(dim.from > 0 ? distance / dim.from : 0);
+    if (dim.from > 0) distance %= dim.from;
   }
   return distance == 0 ? std::optional(found) : std::nullopt;
 }
@@ -45,25 +68,23 @@ std::optional<Alias> moved_view(const Moved& whole, int64_t offset, const Number
   if (is_same) return Alias{0, offset, strides, false};
 
   // A view of the one is a view of the other if no element of it takes more steps along a dimension than that has.
-  std::vector<size_t> dims(whole.shape.size());
-  std::iota(dims.begin(), dims.end(), size_t{0});
-  std::stable_sort(dims.begin(), dims.end(), [&](size_t a, size_t b) { return whole.from[a] > whole.from[b]; });
-  const std::optional<Numbers> first = steps_of(offset, whole, dims);
+  const std::vector<Dim> dims = run_together(whole);
+  const std::optional<Numbers> first = steps_of(offset, dims);
   if (!first) return std::nullopt;
   Numbers last = *first;
   std::vector<Numbers> along;
   for (size_t i = 0; i < shape.size(); ++i) {
-    const std::optional<Numbers> steps = shape[i] > 1 ? steps_of(strides[i], whole, dims) : Numbers(dims.size(), 0);
+    const std::optional<Numbers> steps = shape[i] > 1 ? steps_of(strides[i], dims) : Numbers(dims.size(), 0);
     if (!steps) return std::nullopt;
     for (size_t dim = 0; dim < dims.size(); ++dim) last[dim] += (shape[i] - 1) * (*steps)[dim];
     along.push_back(*steps);
   }
   for (size_t dim = 0; dim < dims.size(); ++dim) {
-    if (last[dim] >= whole.shape[dim]) return std::nullopt;
+    if (last[dim] >= dims[dim].size) return std::nullopt;
   }
   const auto distance = [&](const Numbers& steps) {
     int64_t sum = 0;
-    for (size_t i = 0; i < steps.size(); ++i) sum += steps[i] * whole.to[i];
+    for (size_t i = 0; i < steps.size(); ++i) sum += steps[i] * dims[i].to;
     return sum;
   };
   Alias found{0, distance(*first), {}, false};

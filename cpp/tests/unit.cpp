@@ -228,6 +228,7 @@ void views() {
   // Rows that are read as one are no view of columns; what has no elements, or leaves the tensor, is none of anything.
   CHECK(!moved_view({shape, rows, {1, 3, 12}}, 0, {60}, {1}));
   CHECK(moved_view({shape, rows, rows}, 0, {60}, {1})->strides == std::vector<int64_t>{1});
+  CHECK(moved_view({shape, rows, {120, 30, 6}}, 1, {50}, {1})->strides == std::vector<int64_t>{6});
   CHECK(moved_view({shape, rows, {1, 3, 12}}, 5, {3, 5}, {20, 1})->offset == 3);
   CHECK(!moved_view({shape, rows, rows}, 1, {60}, {1}));
   CHECK(!moved_view({shape, rows, rows}, -1, {2}, {1}));

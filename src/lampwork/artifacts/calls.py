@@ -364,6 +364,8 @@ def _view_like(base: Tensor, written: Tensor, view: Tensor) -> Tensor:
     one for which `base` lies in memory in too different a way."""
     if view.dtype != base.dtype or view.untyped_storage().data_ptr() != written.untyped_storage().data_ptr():
         return view
+    if view.is_conj() or view.is_neg():
+        return view  # as_strided would give the numbers as they lie
     begin = int(view.storage_offset() - written.storage_offset())
     strides = view.stride()
     if base.stride() != written.stride():
@@ -383,14 +385,17 @@ def _moved(
     A distance in `written` is so many steps along each of its dimensions. The view is one of the other tensor if no
     element of it takes more steps along a dimension than that has.
     """
-    dims = sorted(range(written.dim()), key=written.stride, reverse=True)
+    dims = _run_together(written.shape, written.stride(), strides)
 
     def steps(distance: int) -> list[int] | None:
-        found = [0] * len(dims)
-        for dim in dims:
-            if written.shape[dim] > 1 and written.stride(dim) > 0:
-                found[dim], distance = divmod(distance, written.stride(dim))
+        found = list[int]()
+        for _, step, _ in dims:
+            many, distance = divmod(distance, step) if step > 0 else (0, distance)
+            found.append(many)
         return found if distance == 0 else None
+
+    def distance_of(steps: list[int]) -> int:
+        return sum(number * step for number, (_, _, step) in zip(steps, dims, strict=True))
 
     first = steps(begin)
     along = [steps(stride) for stride in view.stride()]
@@ -402,10 +407,25 @@ def _moved(
             return None
         each = each or [0] * len(dims)
         last = [reached + (size - 1) * more for reached, more in zip(last, each, strict=True)]
-        places.append(sum(number * stride for number, stride in zip(each, strides, strict=True)))
-    if any(reached >= size for reached, size in zip(last, written.shape, strict=True)):
+        places.append(distance_of(each))
+    if any(reached >= size for reached, (size, _, _) in zip(last, dims, strict=True)):
         return None
-    return sum(number * stride for number, stride in zip(first, strides, strict=True)), tuple(places)
+    return distance_of(first), tuple(places)
+
+
+def _run_together(
+    shape: Sequence[int], one: Sequence[int], other: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """(size, stride in the one layout, stride in the other) of each dimension, the largest steps of the one first.
+    Dimensions that are one run of elements in both layouts are one."""
+    found: list[tuple[int, int, int]] = []
+    for size, near, far in sorted(zip(shape, one, other, strict=True), key=lambda dim: dim[1], reverse=True):
+        if size == 1:
+            continue
+        if found and found[-1][1:] == (near * size, far * size):
+            size *= found.pop()[0]
+        found.append((size, near, far))
+    return found
 
 
 def range_text(symbol: Symbol, others: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from lampwork.transforms.pipeline import run_passes
 
 
 def compile_here(
-    graph: fx.Graph, writes: Sequence[tuple[int, int]], origin: str
+    graph: fx.Graph, writes: Sequence[tuple[int, int]], views: Sequence[tuple[int, int]], origin: str
 ) -> Program | SymbolicProgram:
     """The program of a graph, which is changed, under the options in force. It is kept under its origin, the digest of
     the text that the graph was read from: no other graph, of a file or of this process, is ever answered with it.
@@ -28,6 +28,7 @@ def compile_here(
     options = config.current()
     backend = NativeBackend()
     run_passes(graph, options, ctx=pass_context(options, (backend,)))
-    made = compile_graph(backend, graph, CompileOptions(options, tuple(writes)), origin=origin)
+    asked = CompileOptions(options, tuple(writes), views=tuple(views))
+    made = compile_graph(backend, graph, asked, origin=origin)
     assert isinstance(made.compiled, Program | SymbolicProgram)
     return made.compiled

@@ -292,7 +292,7 @@ def compiled(container: Container, manifest: Manifest) -> dict[str, Source]:
             check_graph(graph, entry, manifest.weights)
             fill_memory(graph)
             divided = divided_by(graph, entry)
-            made = compile_here(graph, entry.writes, manifest.sections[entry.graph].sha256)
+            made = compile_here(graph, entry.writes, entry.views, manifest.sections[entry.graph].sha256)
             # Compilation has added to them.
             found[name] = Source.of_program(made, (*divided, *conditions_of(scope, entry.symbols)))
         except Unsound as error:

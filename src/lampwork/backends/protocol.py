@@ -36,6 +36,8 @@ def _nothing() -> None:
 class CompileOptions:
     """`mutations`: pairs (placeholder number, output number); after the call, that output must be copied into the
     tensor of that placeholder. A backend with `writes_inputs = True` copies it itself; for all others Lampwork does.
+    `views`: pairs (output number, placeholder number); callers are to have that output as a view of the new content of
+    that placeholder, so a backend that copies mutations itself may give it as a view of the placeholder's tensor.
     `observer`: whom a backend may tell what it made, by `observer.compiled(texts, counts, seconds)`; NOBODY if nobody
     looks.
     `bound`: the values of the bound placeholders, in order, for a backend with `bakes_weights = True`.
@@ -49,6 +51,7 @@ class CompileOptions:
     bound: tuple[Tensor, ...] = ()
     waits: bool = True
     ready: Callable[[], None] = _nothing
+    views: tuple[tuple[int, int], ...] = ()
 
 
 @runtime_checkable

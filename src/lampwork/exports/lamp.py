@@ -571,6 +571,7 @@ def _compile(
             each.piece.graph,
             target,
             mutations=each.piece.writes,
+            views=each.piece.views,
             options=each.config,
             standalone=wanted.require == "standalone",
             name=entry,
@@ -651,10 +652,14 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
 
 
 def _copies(piece: Piece) -> list[str]:
-    """Results that are views of what is given, in eager, and that programs compute: other dtypes of the same bytes."""
+    """Results that are views of what is given, in eager, and that programs compute: other dtypes of the same bytes, and
+    conjugates and negatives of what is written."""
     names = (*piece.inputs, *piece.weights)
     given = dict(zip(piece.placeholders, names, strict=True))
-    found: list[str] = []
+    found = [
+        f"{piece.outputs[output]} is a copy, where eager returns a view of {names[place]}"
+        for output, place in piece.copies
+    ]
     for name, node in zip(piece.outputs, piece.results, strict=True):
         root = storage_root(node)
         if root in given and root.meta["val"].dtype != node.meta["val"].dtype:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
@@ -34,6 +35,9 @@ from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import storage_root, view_base
 from lampwork.standard import operator
 
+_LAZY = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
+"""Views that change numbers as they are read."""
+
 
 @record(eq=False)
 class Piece:
@@ -55,6 +59,7 @@ class Piece:
         trained: it was captured with gradients.
         notes: what a user has to know of it.
         views: (output, placeholder): the output is a view of a placeholder that is written to.
+        copies: the same of views in eager that have another dtype, or are conjugated or negated when they are read.
     """
 
     name: str
@@ -74,6 +79,7 @@ class Piece:
     trained: bool = False
     notes: tuple[str, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -192,7 +198,7 @@ def piece_of_graph(
     found = (
         _as_they_are(region, results)
         if region.breaks or module
-        else read_results(region, copy, results, given, weights.node, now, keeps)
+        else read_results(region, copy, results, given, weights.node, keeps)
     )
     names = tuple(inputs[number] for number in order)
     # What is written back has the name of what it is written to.
@@ -200,11 +206,10 @@ def piece_of_graph(
     outputs = unique((*found.names, *written))
     nodes = _after_writes(copy, found.nodes, now)
     all_given = [node for node in copy.nodes if node.op == "placeholder"]
-    views = tuple(
-        (number, all_given.index(storage_root(node)))
-        for number, node in enumerate(found.nodes)
-        if node.op != "placeholder" and storage_root(node) in now
-    )
+    views, copies = list[tuple[int, int]](), list[tuple[int, int]]()
+    for number, node in enumerate(found.nodes):
+        if node.op != "placeholder" and (root := storage_root(node)) in now:
+            (views if _shows_as_it_lies(node) else copies).append((number, all_given.index(root)))
     copy.output_node().args = ((*nodes, *(results[number] for _, number in writes)),)
     sizes, hints = _symbols(copy, region, len(sources))
     tree, notes = _tree(found, outputs, len(written), hints)
@@ -227,7 +232,8 @@ def piece_of_graph(
         found.tree,
         region.state.grad_enabled,
         (*_notes(region, original), *notes),
-        views,
+        tuple(views),
+        tuple(copies),
     )
     whole = _cut(whole, region, module) if module else whole
     return replace(whole, notes=(*whole.notes, *_closed(whole, region, original)))
@@ -276,6 +282,16 @@ def _after_writes(
             if view_base(node) is not None:
                 node.meta["val"] = _given_by(node)
     return found
+
+
+def _shows_as_it_lies(view: fx.Node) -> bool:
+    """Whether elements of a view are elements of what it is a view of, bit by bit."""
+    node, dtype = view, view.meta["val"].dtype
+    while (base := view_base(node)) is not None:
+        if node.target in _LAZY or base.meta["val"].dtype != dtype:
+            return False
+        node = base
+    return True
 
 
 def _given_by(view: fx.Node) -> Any:

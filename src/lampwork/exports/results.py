@@ -147,7 +147,6 @@ def read_results(
     results: Sequence[fx.Node],
     inputs: Mapping[Source, fx.Node],
     weight: Callable[[Tensor, str], fx.Node],
-    now: Mapping[fx.Node, fx.Node],
     keeps: bool = False,
 ) -> Results:
     """The results of a region that ends in a return.
@@ -157,13 +156,12 @@ def read_results(
         results: what the graph gives.
         inputs: the placeholders of what a call gives.
         weight: the placeholder of a tensor that is the same in all calls.
-        now: placeholder -> what is written to it.
         keeps: arguments that nothing looked at may be returned (`Passed`).
 
     Raises:
         ExportError: a result is no tensor of the graph, and nothing that can stand in a file.
     """
-    reading = _Reading(region, graph, results, inputs, weight, now, keeps)
+    reading = _Reading(region, graph, results, inputs, weight, keeps)
     tree = reading.item(region.recipe.result, ())
     shown = len(reading.nodes)
     reading.rest()
@@ -184,7 +182,6 @@ class _Reading:
     results: Sequence[fx.Node]
     inputs: Mapping[Source, fx.Node]
     weight: Callable[[Tensor, str], fx.Node]
-    now: Mapping[fx.Node, fx.Node]
     keeps: bool = False
     nodes: list[fx.Node] = field(default_factory=list[fx.Node])
     paths: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
@@ -381,7 +378,7 @@ class _Reading:
                         f"{_place(path)} is a view of an argument that capture did not look at",
                         fix="clone it",
                     )
-                return self.now.get(found, found)
+                return found
             case "call" if _is_same(self.region.recipe.steps[step.args[0]].payload):
                 return self._argument(step.args[1], path)
             case "call":

@@ -78,6 +78,7 @@ def lower_graph(
     in_bf16: InBf16 = IN_FLOAT32,
     mutations: Sequence[tuple[int, int]] = (),
     *,
+    views: Sequence[tuple[int, int]] = (),
     templates: bool = True,
     atomics: frozenset[DType] = frozenset(),
     standalone: bool = False,
@@ -90,6 +91,8 @@ def lower_graph(
         Without templates a product with one becomes a Gemm, and others are calls.
     in_bf16: which products of float32 are computed in bfloat16.
     mutations: (placeholder number, output number): that output is the placeholder's new content.
+    views: (output number, placeholder number): the caller is to have that output as a view of the placeholder's new
+        content, so it may lie in its memory.
     templates: whether there are any, for definitions that are no loops.
     atomics: the dtypes of which kernels combine values with memory in any order.
     standalone: whatever can be is a loop or a template, also where a call of ATen would be faster.
@@ -124,8 +127,9 @@ def lower_graph(
         elif node.op == "output":
             results = cast(tuple[Any, ...], node.args[0])
             contents = {output for _, output in mutations}
+            seen_in = {number: _content(results, values, writes, mutations, place) for number, place in views}
             outputs = [
-                _output(ctx, result, values, writes, is_content=number in contents)
+                _output(ctx, result, values, writes, seen_in.get(number), is_content=number in contents)
                 for number, result in enumerate(results)
             ]
         else:
@@ -323,8 +327,33 @@ def _value(ctx: Context, arg: Any, values: Values, opaque: list[bool]) -> Any:
     return arg
 
 
-def _output(ctx: Context, node: object, values: Values, writes: Writes, *, is_content: bool) -> Output:
-    """`is_content`: the result is a placeholder's new content, which nobody gets to see but in that tensor."""
+def _content(
+    results: Sequence[object],
+    values: Values,
+    writes: Writes,
+    mutations: Sequence[tuple[int, int]],
+    place: int,
+) -> Buffer | None:
+    """The buffer of a placeholder's new content, if writes made it."""
+    for written, output in mutations:
+        node = results[output]
+        array = values[node] if isinstance(node, fx.Node) else None
+        if written == place and isinstance(array, Array) and not array.is_opaque and writes.is_whole(array):
+            return array.buffer
+    return None
+
+
+def _output(
+    ctx: Context,
+    node: object,
+    values: Values,
+    writes: Writes,
+    seen_in: Buffer | None,
+    *,
+    is_content: bool,
+) -> Output:
+    """`is_content`: the result is a placeholder's new content, which nobody gets to see but in that tensor. `seen_in`:
+    the new content of the placeholder that the caller is to have the result as a view of."""
     if not isinstance(node, fx.Node):
         raise LoweringError(f"the graph returns {node!r}, which is no tensor")
     array = values[node]
@@ -336,6 +365,9 @@ def _output(ctx: Context, node: object, values: Values, writes: Writes, *, is_co
         return Output(array.buffer)
     if is_content and writes.is_whole(array):
         return Output(array.buffer)
+    if array.buffer == seen_in and array.strides is not None:
+        # Its strides are those of a view of the placeholder, which may have gaps that what is computed has not.
+        return Output(array.buffer, as_view(array))
     spec = cast(TensorSpec, node.meta["val"])
     ctx.enter(node.name, spec, constant=False)
     computed = array.buffer.name in ctx.fixed and array.buffer.name not in ctx.bound
@@ -346,7 +378,7 @@ def _output(ctx: Context, node: object, values: Values, writes: Writes, *, is_co
         or array.strides is None
         or not _same_strides(array.shape, array.strides, spec.strides)
     ):
-        array = ctx.copied(array, spec.strides, "result")
+        array = _copied(ctx, array, spec.strides)
     buffer = array.buffer
     if (
         # A view that changes nothing is a tensor of its own all the same.
@@ -357,6 +389,15 @@ def _output(ctx: Context, node: object, values: Values, writes: Writes, *, is_co
     ):
         return Output(buffer)
     return Output(array.buffer, as_view(replace(array, strides=spec.strides)))
+
+
+def _copied(ctx: Context, array: Array, strides: tuple[int, ...]) -> Array:
+    """A copy that lies in memory of its own by these strides: elements that are one there are copied once."""
+    once = tuple(1 if stride == 0 else size for size, stride in zip(array.shape, strides, strict=True))
+    copy = views.expand_to(ctx.copied(replace(array, shape=once), strides, "result"), array.shape)
+    if copy.strides is None or not _same_strides(array.shape, copy.strides, strides):
+        raise LoweringError(f"a result with strides {strides} cannot be copied, only one with {copy.strides}")
+    return copy
 
 
 def _same_strides(shape: tuple[int, ...], have: tuple[int, ...], want: tuple[int, ...]) -> bool:

@@ -136,7 +136,7 @@ def compile_graph(
         return _made(backend, traits, graph, options, bound, origin)
     scope = scope_of(graph)
     state = (scope and scope.state, GlobalState.now())
-    what = (structural_hash(graph), options.config, options.mutations, state, origin)
+    what = (structural_hash(graph), options.config, options.mutations, options.views, state, origin)
     before = settings(backend)
     slot = _cache.slot((identity(backend, before), what))
     with slot.lock:

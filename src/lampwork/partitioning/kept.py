@@ -140,6 +140,7 @@ def parts_of_key(
             "graph": _digest(to_text(found["nodes"])),
             "symbols": "" if scope is None else _digest(to_text(_symbols(scope))),
             "writes": repr(options.mutations),
+            "views": repr(options.views),
             "origin": origin,
             "options": options_text(options.config, left_out),
             "backend": kind_of(backend),

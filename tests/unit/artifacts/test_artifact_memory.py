@@ -144,6 +144,69 @@ def test_views_of_what_is_written(made):
     assert x.eq(1).all()
 
 
+LAYOUTS = {
+    "rows": lambda: torch.arange(16.0).view(4, 4),
+    "columns": lambda: torch.arange(16.0).view(4, 4).t(),
+    "gaps": lambda: torch.arange(32.0).view(4, 8)[:, ::2],
+}
+VIEWS_OF_PARTS = (
+    lambda x: x[1],
+    lambda x: x.t()[:2],
+    lambda x: x[:, ::2],
+    lambda x: x[-1, -1],
+    lambda x: x.unbind(1)[1],
+    lambda x: x[0].expand(3, -1),
+    lambda x: x.broadcast_to(2, *x.shape),
+    lambda x: x.unfold(1, 2, 1),
+    lambda x: x.diagonal(),
+)
+
+
+class WrittenInPart(nn.Module):
+    def __init__(self, layout):
+        super().__init__()
+        self.kept = nn.Buffer(LAYOUTS[layout]())
+
+    def forward(self, x):
+        found = []
+        for tensor in (x, self.kept):
+            tensor[:, 1] = x[:, 0] + 7.0
+            for view in VIEWS_OF_PARTS:
+                found.append(view(tensor))
+        return tuple(found)
+
+
+@pytest.mark.parametrize("trust", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_of_what_is_written_in_part(made, layout, trust):
+    loaded, found = made(WrittenInPart(layout), LAYOUTS[layout](), trust=trust)
+    assert found.notes == ()
+    for given in LAYOUTS.values():
+        model = WrittenInPart(layout)
+        ours, theirs = given(), given()
+        results, wanted = loaded(ours), model(theirs)
+        n = len(VIEWS_OF_PARTS)
+        for number, (result, expected) in enumerate(zip(results, wanted, strict=True)):
+            assert torch.equal(result, expected) and result.stride() == expected.stride()
+            base = ours if number < n else loaded.get_buffer("kept")
+            assert result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        for each in (results, wanted):
+            each[0].fill_(5)
+            each[n + 1].mul_(2)
+        assert torch.equal(ours, theirs) and torch.equal(loaded.get_buffer("kept"), model.kept)
+        loaded.load_state_dict(WrittenInPart(layout).state_dict())
+
+
+def test_flat_views_of_what_lies_in_memory_with_gaps(made):
+    def flat(x):
+        x[:, 1] = 7.0
+        return x.view(-1)
+
+    model, _ = made(flat, LAYOUTS["rows"]())
+    model(x := LAYOUTS["gaps"]()).fill_(5)
+    assert x.eq(5).all()
+
+
 def test_inputs_that_are_returned(made):
     model, _ = made(lambda x: (x, x + 1, x.t()), torch.ones(3, 4))
     x = torch.ones(4, 3).t()
@@ -156,6 +219,27 @@ def test_inputs_that_are_returned(made):
 def test_copies_for_views_are_said(made):
     _, found = made(lambda x: (x.view(torch.int32), x + 1), torch.ones(3))
     assert found.notes == ("output_0 is a copy, where eager returns a view of x",)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.conj(),
+        lambda x: x.conj()[1],
+        lambda x: x.real,
+        lambda x: x._neg_view(),
+        lambda x: x.view(torch.float32),
+    ],
+)
+def test_copies_for_views_of_what_is_written_are_said(made, view):
+    def written(x):
+        x[0] = 1j
+        return view(x)
+
+    x = torch.randn(2, 2, dtype=torch.complex64)
+    model, found = made(written, x.clone())
+    assert found.notes == ("output is a copy, where eager returns a view of x",)
+    assert torch.equal(model(x.clone()), written(x))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -110,6 +110,41 @@ def test_views_of_written_inputs(
         }
 
 
+class WrittenInPart(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x[:, 1] = x[:, 0] + 7
+        return {
+            "row": x[1],
+            "part": x.t()[1:],
+            "last": x[-1, -1],
+            "expanded": x[0].expand(3, -1),
+            "all": x.broadcast_to(2, *x.shape),
+        }
+
+
+@pytest.mark.parametrize("example", ["rows", "columns"])
+def test_views_of_inputs_that_are_written_in_part(runtime: Runtime, tmp_path: Path, example: str) -> None:
+    path, model = tmp_path / "part.lamp", WrittenInPart()
+    lampwork.export(model, (LAYOUTS[example](4),), path=path, targets=["host"])
+    here, there = lampwork.load(path, trust=True), runtime.load(path)
+    for layout in ("rows", "columns", "every other", "with gaps"):
+        x = LAYOUTS[layout](4)
+        results = [torch.empty_strided(x.shape, x.stride()).copy_(x) for _ in range(3)]
+        ours, theirs, given = results
+        expected = list(model(theirs).values())
+        assert [found and found[:2] for found in there.aliases(x)] == [
+            found and found[:2] for found in _aliases(list(here(ours).values()), [ours])
+        ]
+        for one, other in zip(there.run(given), expected, strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(given, theirs) and torch.equal(ours, theirs)
+        into = [torch.zeros(each.shape) for each in expected]
+        there.run_into(given, into=into)
+        for one, other in zip(into, model(theirs).values(), strict=True):
+            assert torch.equal(one, other)
+    assert [found and found[0] for found in there.aliases(torch.randn(4, 4))] == [0] * 5
+
+
 def test_results_in_memory_of_the_caller_are_copies(runtime: Runtime, tmp_path: Path) -> None:
     class Whole(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

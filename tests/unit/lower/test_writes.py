@@ -24,11 +24,26 @@ from lampwork.runtime import Executable
 from lampwork.runtime.program import CallAten, Program, Ref
 
 
-def program_of(fn: Callable[..., Any], inputs: Sequence[Tensor], isa: str | None = None) -> Program:
+def program_of(
+    fn: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    isa: str | None = None,
+    views: Sequence[tuple[int, int]] = (),
+    *,
+    of_content: bool = False,
+) -> Program:
+    """`of_content`: the first result is a view of what is written to an input, in place of the input."""
     recorded = record(fn, inputs, [])
+    if of_content:
+        results = recorded.graph.output_node().args[0]
+        content, view = results[recorded.mutations[0][1]], results[0]
+        while view.args[0].op != "placeholder":
+            view = view.args[0]
+        view.update_arg(0, content)
+        recorded.graph.lint()
     target = target_named(isa) if isa else target_named("sse4")
     with config.using(verify=True):
-        program = compile_program(recorded.graph, recorded.mutations, target, Artifacts())
+        program = compile_program(recorded.graph, recorded.mutations, target, Artifacts(), views=views)
     assert isinstance(program, Program)
     return program
 
@@ -84,6 +99,49 @@ def test_readers_see_what_was_there_when_they_were_written(fn: Any) -> None:
     (got, *_) = Executable(program_of(fn, [CACHE, K, AT]), []).run([cache, K, AT])
     assert torch.equal(got, fn(expected, K, AT)) and torch.equal(cache, expected)
     assert got.untyped_storage().data_ptr() != cache.untyped_storage().data_ptr()
+
+
+OF_COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "row": lambda x: x[0],
+    "expanded": lambda x: x[0].expand(3, -1),
+    "expanded within": lambda x: x.unsqueeze(1).expand(-1, 3, -1),
+    "expanded whole": lambda x: x.expand(2, *x.shape),
+    "unfolded": lambda x: x.unfold(1, 2, 1),
+}
+
+
+@pytest.mark.parametrize("view", OF_COLUMNS)
+@pytest.mark.parametrize("seen", [False, True], ids=["a copy", "a view of the input"])
+def test_results_that_are_views_of_what_is_written(view: str, seen: bool) -> None:
+    """The strides of the view are those of the memory that it is of, also where that is a copy."""
+
+    def fn(x: Tensor) -> Tensor:
+        x[:, 1] = 7.0
+        return OF_COLUMNS[view](x)
+
+    for rows in (2, 4):
+        given, expected = torch.randn(4, rows).t(), torch.empty(4, rows).t()
+        expected.copy_(given)
+        program = program_of(fn, [given], views=[(0, 0)] if seen else [], of_content=True)
+        assert copies(program) == []
+        (got, *_) = Executable(program, []).run([given])
+        wanted = fn(expected)
+        assert torch.equal(got, wanted) and torch.equal(given, expected)
+        assert got.stride() == wanted.stride()
+        assert (got.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()) is seen
+
+
+def test_what_is_no_view_of_the_content_is_copied_all_the_same() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x[0] = 1.0
+        before = x.clone()
+        x[1] = 2.0
+        return before[:1]
+
+    x = torch.zeros(4, 4)
+    (got, *_) = Executable(program_of(fn, [x], views=[(0, 0)]), []).run([x])
+    got.fill_(5)
+    assert x[:2].tolist() == [[1.0] * 4, [2.0] * 4]
 
 
 def test_a_call_that_fails_leaves_its_inputs() -> None:

@@ -131,7 +131,9 @@ class NativeBackend:
                 artifacts = Artifacts(tuning=Tuning(verdicts=artifacts.tuning.verdicts))
         if program is None:
             tuning = artifacts.tuning
-            artifacts, program = compile_open(graph, options.mutations, target, tuning, options.waits, title)
+            artifacts, program = compile_open(
+                graph, options.mutations, target, tuning, options.waits, title, options.views
+            )
         return Finished(program, artifacts, target)
 
     def key_parts(self, graph: fx.Graph, options: CompileOptions) -> Mapping[str, str] | None:
@@ -168,6 +170,7 @@ def compile_open(
     tuning: Tuning | None = None,
     waits: bool = True,
     title: str = "",
+    views: Sequence[tuple[int, int]] = (),
 ) -> tuple[Artifacts, Program | SymbolicProgram]:
     """What `compile_program` gives and leaves. Where a graph with symbols cannot be compiled for all sizes, its symbols
     are fixed, and it is compiled for their hints.
@@ -177,7 +180,7 @@ def compile_open(
     """
     artifacts = Artifacts(tuning=tuning)
     try:
-        program = compile_program(graph, mutations, target, artifacts, waits, title)
+        program = compile_program(graph, mutations, target, artifacts, waits, title, views)
     except BackendError as error:
         scope, hints = _scope(graph)
         if scope is None:
@@ -186,7 +189,8 @@ def compile_open(
             logs.emit("loops", f"compiled for {dict(hints)} only, not for all sizes: {error}")
         scope.fix_all()
         artifacts = Artifacts(tuning=tuning)
-        program = compile_program(concrete_graph(graph, hints), mutations, target, artifacts, title=title)
+        fixed = concrete_graph(graph, hints)
+        program = compile_program(fixed, mutations, target, artifacts, title=title, views=views)
     return artifacts, program
 
 
@@ -197,6 +201,7 @@ def compile_program(
     artifacts: Artifacts,
     waits: bool = True,
     title: str = "",
+    views: Sequence[tuple[int, int]] = (),
 ) -> Program | SymbolicProgram:
     """Compile a functional ATen graph whose inputs come before its bound placeholders.
 
@@ -204,6 +209,7 @@ def compile_program(
 
     Args:
         mutations: (placeholder number, output number) pairs that the program writes back itself.
+        views: (output number, placeholder number): outputs that may be views of what is written there.
         artifacts: receives what each step made.
         title: of what is compiled, for profilers.
         waits: for machine code; else whoever asks a kernel for its address waits, and meets LLVM's errors.
@@ -224,6 +230,7 @@ def compile_program(
         variants,
         in_bf16,
         mutations,
+        views=views,
         templates=target.templates,
         atomics=target.atomics,
         standalone=target.standalone,
@@ -346,7 +353,7 @@ def _tuned(graph: fx.Graph, target: Target, options: CompileOptions) -> Tuning:
 
     def whole(tuning: Tuning) -> Made:
         artifacts = Artifacts(tuning=tuning)
-        compile_program(graph, options.mutations, target, artifacts)
+        compile_program(graph, options.mutations, target, artifacts, views=options.views)
         return Made(cast(Generated, artifacts.generated).kernels, _scope(graph)[1])
 
     return tune_on_card(graph, target, options.config, _Alone(target), whole)
@@ -358,7 +365,13 @@ def _with_winners(
     """The program with what was measured to be the best; None if something that is better alone has no code here."""
     try:
         return compile_program(
-            graph, options.mutations, target, artifacts, options.waits, options.observer.title
+            graph,
+            options.mutations,
+            target,
+            artifacts,
+            options.waits,
+            options.observer.title,
+            options.views,
         )
     except BackendError as error:
         logs.emit("tuning", f"a graph is compiled without what was measured: {error}")

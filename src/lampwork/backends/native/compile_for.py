@@ -41,6 +41,7 @@ def compile_for(
     target: Target,
     *,
     mutations: Sequence[tuple[int, int]] = (),
+    views: Sequence[tuple[int, int]] = (),
     options: Config | None = None,
     standalone: bool = False,
     name: str = "",
@@ -52,6 +53,7 @@ def compile_for(
         graph: functional ATen as it was recorded, its inputs before its bound placeholders. It is left as it is; what
             compiling asks of its symbols is among the conditions of its Scope afterwards.
         mutations: (placeholder number, output number) pairs that the program writes back itself.
+        views: (output number, placeholder number): outputs that may be views of what is written there.
         options: those in force, if left out.
         standalone: templates and loops take whatever they can, also where ATen is faster.
         name: of what is compiled, for profilers.
@@ -68,7 +70,7 @@ def compile_for(
         ctx = PassContext.of(options, kept_operators([backend]))
         ctx.backend_passes = passes_of([backend])
         run_passes(copy, options, ctx=ctx)
-        artifacts, _ = compile_open(copy, mutations, target, title=name)
+        artifacts, _ = compile_open(copy, mutations, target, title=name, views=views)
     program = cast(Program, artifacts.program)
     layout, generated = cast(Layout, program.layout), cast(Generated, artifacts.generated)
     return CompiledFor(target, layout, _calls(layout, [*generated.tasks, *generated.constant_tasks]))
