@@ -1,7 +1,7 @@
 #include "model.h"
 
-#include "c_library.h"
 #include "cpu.h"
+#include "model_parts.h"
 #include "sha256.h"
 #include "strides.h"
 #include "text.h"
@@ -18,7 +18,6 @@ namespace {
 
 constexpr size_t kMostPlaced = 8;      // programs of an entry that are kept, for its last sizes
 constexpr size_t kMostNamed = 3;       // weights in a message
-constexpr size_t kLine = 64;           // bytes that constants begin at a multiple of
 constexpr size_t kMostIdleFrames = 8;  // of a program
 
 int cores() {
@@ -38,93 +37,12 @@ void list_calls(const Layout& layout, std::string& names) {
   }
 }
 
-bool are_like(const Value& value, lw_dtype dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
-  return value.dtype == dtype && value.shape == shape &&
-         same_layout(shape.data(), shape.size(), value.strides.data(), strides.data());
-}
-
 int32_t root_of(const Layout& layout, int32_t number) {
   while (layout.values[static_cast<size_t>(number)].kind == Kind::View) number = layout.values[static_cast<size_t>(number)].base;
   return number;
 }
 
 }  // namespace
-
-// --- parts ---------------------------------------------------------------------------------------------------
-
-class Model::Code : public Functions {
- public:
-  explicit Code(bool calls_kernels) : calls_kernels_(calls_kernels) {}
-
-  void add(std::string_view object, const std::string& name) {
-    try {
-      modules_.push_back(std::make_unique<MachineCode>(object, &c_library));
-    } catch (const Error&) {
-      throw;
-    } catch (const std::runtime_error& error) {
-      damaged("the machine code in '" + name + "' cannot be loaded: " + error.what());
-    }
-  }
-
-  KernelFunction find(size_t module, const std::string& name) const override {
-    const auto& functions = modules_.at(module)->functions();
-    const auto found = functions.find(name);
-    if (found == functions.end() || found->second == 0) damaged("its machine code has no function '" + name + "'");
-    return calls_kernels_ ? reinterpret_cast<KernelFunction>(found->second) : nullptr;
-  }
-
- private:
-  std::vector<std::unique_ptr<MachineCode>> modules_;
-  bool calls_kernels_;
-};
-
-// A program with the frames that its calls take turns with.
-struct Model::Placed {
-  std::vector<int64_t> key;
-  std::shared_ptr<Program> program;
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Frame>> idle;
-};
-
-struct Model::Constants {
-  std::shared_ptr<Weights> weights;
-  std::vector<uint64_t> versions;  // of what the maker watches
-  std::vector<Held> held;
-};
-
-// Constants that the file has, for its own weights. `places`: for each constant its place among `tensors`, numbers of the
-// manifest's, or -1: the next output of `rest`, whose inputs are the weights and then these tensors.
-struct Model::Known {
-  std::vector<size_t> tensors;
-  std::vector<int64_t> places;
-  std::unique_ptr<Layout> rest;  // nullptr: all are known
-};
-
-// Computes the constants of entries: of all that compute the same of the same weights.
-struct Model::Maker {
-  std::vector<size_t> weights;
-  std::vector<size_t> watched;     // those of them that it reads and calls write to
-  const Layout* layout = nullptr;  // of an entry
-  std::string aten;                // the operators of torch that it calls
-  Json json;
-  std::mutex mutex;  // of what follows; held while constants are computed
-  std::shared_ptr<Program> program;
-  bool is_prepared = false;  // for torch, too
-  std::shared_ptr<const Constants> constants;
-  std::unique_ptr<const Known> known;  // nullptr: all are computed
-};
-
-struct Model::Entry {
-  const EntryManifest* about = nullptr;
-  std::shared_ptr<Maker> maker;  // nullptr: it has no constants
-  std::unique_ptr<Layout> layout;
-  std::string aten;
-  std::vector<size_t> written_weights;
-  std::vector<bool> written_inputs;       // by the program or after it
-  std::vector<bool> written_by_program;   // of inputs, then weights
-  std::mutex mutex;                       // of what follows
-  std::list<std::shared_ptr<Placed>> placed;  // the last one used first
-};
 
 // A frame and an arena for the time of a call.
 class Model::Lease {
@@ -537,125 +455,6 @@ void Model::check_placed(const Entry& entry, const Program& program, const std::
     const Value& made = maker.values[static_cast<size_t>(maker.outputs[i])];
     if (value.dtype != made.dtype || value.nbytes > made.nbytes) damaged("the program takes a constant for another tensor");
   }
-}
-
-std::shared_ptr<const Model::Constants> Model::constants(Maker& maker, const std::shared_ptr<Weights>& weights) const {
-  const std::lock_guard<std::mutex> lock(maker.mutex);
-  std::vector<uint64_t> versions;
-  for (const size_t weight : maker.watched) versions.push_back(weights->versions[weight].load());
-  if (maker.constants != nullptr && maker.constants->weights == weights && maker.constants->versions == versions)
-    return maker.constants;
-  if (maker.program == nullptr) maker.program = Program::place(*maker.layout, nullptr, *code_);
-  auto made = std::make_shared<Constants>();
-  made->weights = weights;
-  made->versions = versions;
-  const bool is_as_exported = weights->are_own && std::all_of(versions.begin(), versions.end(), [](uint64_t each) { return each == 0; });
-  if (!is_as_exported || !take_known(maker, *weights, made->held)) {
-    if (!maker.aten.empty() && aten_ == nullptr) {
-      fail(LW_NEEDS_ATEN, "what is computed of weights that are not those of the file calls operators of torch: " + maker.aten +
-                              ". Run it with liblampwork_torch, or export the model with require=\"standalone\"");
-    }
-    if (!maker.is_prepared) maker.program = place_program(*maker.layout, nullptr);
-    maker.is_prepared = true;
-    made->held = make_constants(*maker.program, maker, *weights, {});
-  }
-  maker.constants = made;
-  return made;
-}
-
-// What a program gives for the weights of a maker, and then `further` tensors.
-std::vector<Held> Model::make_constants(const Program& program, const Maker& maker, const Weights& weights,
-                                        const std::vector<Held>& further) const {
-  std::vector<char*> inputs;
-  for (const size_t weight : maker.weights) inputs.push_back(weights.data[weight]);
-  for (const Held& each : further) inputs.push_back(each.data);
-  Frame frame(program);
-  const Block arena(program.arena_bytes);
-  static const std::vector<char*> no_weights;
-  static const std::vector<Held> no_constants;
-  const Call call{nullptr, inputs.data(), no_weights, no_constants, nullptr, *pool_, aten_, arena.data(), nullptr};
-  return execute(frame, call, true);
-}
-
-std::unique_ptr<Model::Known> Model::read_known(const Json& json, const EntryManifest& about, size_t n_modules) const {
-  const std::string what = "what is prepacked for '" + about.name + "'";
-  auto known = std::make_unique<Known>();
-  for (const Json& each : list_of(member(json, "tensors", what), what))
-    known->tensors.push_back(static_cast<size_t>(integer_of(each, what, 0, static_cast<int64_t>(manifest_.prepacked.size()) - 1)));
-  for (const Json& each : list_of(member(json, "places", what), what))
-    known->places.push_back(integer_of(each, what, -1, static_cast<int64_t>(known->tensors.size()) - 1));
-  if (const Json* rest = optional_member(json, "rest", what)) {
-    known->rest = Layout::read(*rest, {}, n_modules, about.weights.size() + known->tensors.size(), 0);
-    if (known->rest->constants != nullptr) damaged(what + " has constants");
-    for (size_t number = 0; number < known->rest->values.size(); ++number) {
-      const ValueLayout& value = known->rest->values[number];
-      if (value.kind != Kind::Input || value.dtype != LW_NO_DTYPE || static_cast<size_t>(value.position) >= about.weights.size()) continue;
-      const Weight& weight = manifest_.weights[about.weights[static_cast<size_t>(value.position)]];
-      known->rest->describe(number, weight.dtype, {weight.shape.begin(), weight.shape.end()}, {weight.strides.begin(), weight.strides.end()});
-    }
-  }
-  return known;
-}
-
-// Takes the constants that the file has, and computes the others. False where torch alone knows what one of them is.
-bool Model::take_known(Maker& maker, const Weights& weights, std::vector<Held>& held) const {
-  if (maker.known == nullptr) return false;
-  const Known& known = *maker.known;
-  const auto refuse = [] { damaged("what is prepacked is not what the program computes"); };
-  const auto is_like = [&](const Value& value, size_t place) {
-    const Prepacked& about = manifest_.prepacked[known.tensors[place]];
-    return are_like(value, about.dtype, about.shape, about.strides);
-  };
-  std::vector<Held> tensors;
-  for (const size_t number : known.tensors) {
-    const Prepacked& about = manifest_.prepacked[number];
-    if (about.dtype == LW_NO_DTYPE) return false;
-    const std::string_view bytes = container_->find(about.tensor)->bytes;
-    Held tensor{const_cast<char*>(bytes.data()), container_->bytes(), nullptr};  // never written to
-    if (reinterpret_cast<uintptr_t>(bytes.data()) % kLine != 0) {
-      auto copy = std::make_shared<Block>(bytes.size());
-      std::memcpy(copy->data(), bytes.data(), bytes.size());
-      tensor = {copy->data(), copy, nullptr};
-    }
-    tensors.push_back(std::move(tensor));
-  }
-  const Program& program = *maker.program;
-  if (known.places.size() != program.outputs.size()) refuse();
-  std::vector<Held> others;
-  std::shared_ptr<Program> rest;
-  if (known.rest != nullptr) {
-    rest = place_program(*known.rest, nullptr);
-    for (const Value& value : rest->values) {
-      if (value.kind != Kind::Input || value.position < 0) continue;
-      const auto position = static_cast<size_t>(value.position);
-      if (position < maker.weights.size()) {
-        const Weight& weight = manifest_.weights[maker.weights[position]];
-        if (!are_like(value, weight.dtype, weight.shape, weight.strides)) refuse();
-      } else if (value.dtype == LW_NO_DTYPE) {
-        return false;
-      } else if (!is_like(value, position - maker.weights.size())) {
-        refuse();
-      }
-    }
-    others = make_constants(*rest, maker, weights, tensors);
-  }
-  size_t next = 0;
-  for (size_t i = 0; i < known.places.size(); ++i) {
-    const Value& value = program.values[static_cast<size_t>(program.outputs[i])];
-    if (known.places[i] >= 0) {
-      const auto place = static_cast<size_t>(known.places[i]);
-      if (value.dtype == LW_NO_DTYPE) return false;
-      if (!is_like(value, place)) refuse();
-      held.push_back(tensors[place]);
-      continue;
-    }
-    if (next == others.size()) refuse();
-    const Value& made = rest->values[static_cast<size_t>(rest->outputs[next])];
-    if (!are_like(made, value.dtype, value.shape, value.strides)) refuse();
-    held.push_back(others[next++]);
-  }
-  if (next != others.size()) refuse();
-  return true;
 }
 
 void Model::prepare(size_t number) {
