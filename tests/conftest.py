@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import difflib
-import gc
 import os
 import zlib
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from lampwork.capture.state.births import anything_frozen
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -75,9 +76,9 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
     """No test leaves objects frozen: a capture freezes what is there, and takes other ways where that was done."""
-    before = gc.get_freeze_count()
+    before = anything_frozen()
     yield
-    assert gc.get_freeze_count() <= before, "this test froze objects (gc.freeze) and did not thaw them"
+    assert before or not anything_frozen(), "this test froze objects (gc.freeze) and did not thaw them"
 
 
 # Here, too, as fixtures of modules come before those of tests, and servers that fork keep what they began with.

@@ -49,11 +49,16 @@ class _Telling:
 
 
 _PATIENCE = 10.0  # seconds
-# CPython 3.12 freezes the few hundred objects of its own start, which may thaw. A program that freezes its objects has
-# hundreds of thousands.
-_FROZEN_AT_START = 1000 if sys.version_info[:2] == (3, 12) else 0
+# The full collections of CPython 3.12 freeze immortal objects, a few hundred; those may thaw, and freeze again with the
+# next. A program that freezes its objects has hundreds of thousands.
+_FROZEN_BY_ITSELF = 1000 if sys.version_info[:2] == (3, 12) else 0
 _telling = _Telling()
 in_child(_telling.forked)
+
+
+def anything_frozen() -> bool:
+    """Whether objects are frozen (`gc.freeze`) that the interpreter did not freeze by itself."""
+    return gc.get_freeze_count() > _FROZEN_BY_ITSELF
 
 
 class Births:
@@ -70,7 +75,7 @@ class Births:
 
     def __enter__(self) -> Births:
         self._tells = _telling.begin()
-        if self._tells and gc.get_freeze_count() <= _FROZEN_AT_START:
+        if self._tells and not anything_frozen():
             _telling.freeze()
         elif self._tells:
             self._held = gc.get_objects()
