@@ -174,6 +174,7 @@ class Frame:
         "pending",
         "place",
         "seen",
+        "seen_at",
         "shown",
         "stack",
         "steps",
@@ -202,6 +203,7 @@ class Frame:
         self.steps = 0
         self.above: Above | None = None
         self.seen: Location | None = None
+        self.seen_at = 0
         self.within: Within | None = None
         self.shown: Location | None = None
         self.place: Place | None = None
