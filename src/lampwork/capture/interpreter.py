@@ -100,7 +100,9 @@ class Interpreter:
         self.attributes: dict[tuple[int, str], Any] = {}
         self.plain: set[type] = set()  # the classes of objects whose attributes are read as those of most are
         self.globals: dict[tuple[int, str], Any] = {}
-        self.ordinary: dict[int, types.FunctionType] = {}  # those that are interpreted, whatever their arguments
+        self.ordinary: dict[
+            int, types.FunctionType
+        ] = {}  # those that are interpreted, whatever their arguments
         self.inside_cells: dict[int, types.CellType] = {}
         self.gives_numbers: set[int] = set()  # ids of objects whose numbers are being asked for
         self.inside_functions: dict[int, types.FunctionType] = {}
@@ -385,6 +387,9 @@ class Interpreter:
         written = self.effects.cell_value(cell)
         if written is not None:
             return written.value
+        known = self.environment.cells.get(id(cell))
+        if known is not None:
+            return self.environment.present(known[1])
         try:
             contents = cell.cell_contents
         except ValueError:
@@ -404,7 +409,10 @@ class Interpreter:
         if type(contents) in CONSTANTS or self.environment.is_state(contents, source):
             return self.environment.read(contents, source, name)
         self.guards.add(source, "is", contents)
-        return self.environment.known(contents, name)
+        found = self.environment.known(contents, name)
+        if found is contents:
+            self.environment.cells[id(cell)] = (cell, contents)
+        return found
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         if id(cell) in self.inside_cells:

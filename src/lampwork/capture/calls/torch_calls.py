@@ -481,7 +481,7 @@ def make_parameter(interp: Interpreter, args: list[Any], kwargs: dict[str, Any])
 
 def is_torch_builtin(function: Any) -> bool:
     """Whether a native function is one of torch's operators."""
-    owner = getattr(function, "__self__", None)
+    owner: Any = getattr(function, "__self__", None)
     kind = type(owner)
     if kind is TraceTensor or is_dtensor(kind):
         return True

@@ -87,6 +87,10 @@ class Environment:
         self.tables: dict[int, Known] = {}
         # The guarded tables of modules, by the ids of those and by name.
         self.registries: dict[tuple[int, str], Known] = {}
+        # The guarded hooks for all modules, by the names of their tables.
+        self.hooks: dict[str, dict[int, Any]] = {}
+        # Cells from outside that are guarded to hold what they hold, and that.
+        self.cells: dict[int, tuple[types.CellType, Any]] = {}
         self.functions = Functions(self)
         self.lifting = Lifting(recorder, guards, dynamic)
         self.distributed = Distributed(self.lifting, guards, trains_dtensors)
@@ -97,8 +101,8 @@ class Environment:
     def close(self) -> None:
         """Let go of what was read."""
         self.entries.clear()
-        self.tables.clear()
-        self.registries.clear()
+        for table in (self.tables, self.registries, self.hooks, self.cells):
+            table.clear()
         for part in (self.functions, self.distributed, self.lifting, self.shadows):
             part.close()
 
@@ -304,7 +308,11 @@ class Environment:
             Break: LW111: it is neither registered nor the region's own, so nothing would guard what is read of it.
         """
         found = self.entry(value)
-        if found is None and not issubclass(type(value), _GUARDED_AS_READ) and not self.births.is_inside(value):
+        if (
+            found is None
+            and not issubclass(type(value), _GUARDED_AS_READ)
+            and not self.births.is_inside(value)
+        ):
             raise Break(
                 "LW111", f"a {type(value).__name__} came from native code, whose content no guard sees,"
             )

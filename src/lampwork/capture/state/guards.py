@@ -42,8 +42,8 @@ class GuardBuilder:
         if key in self._seen:
             return
         self._seen.add(key)
-        if isinstance(source, _POINTERS.get(kind, ())):
-            slow = slow or isinstance(source.base, Known)
+        if not slow and (pointers := _POINTERS.get(kind)) is not None and isinstance(source, pointers):
+            slow = isinstance(source.base, Known)
         (self.slow if slow else self.fast).append(Guard(source, kind, expected, self.line()))
 
     def again(self, value: Any, source: Source, first: Source | None, *, slow: bool) -> None:
