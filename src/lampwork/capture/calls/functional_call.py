@@ -47,6 +47,8 @@ def call_functional(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
             _guarded(interp, module, name)
         tensors = _with_tied(module, tensors)
     places = [_place(interp, module, name) for name in tensors]
+    if len({(id(table), name) for table, _, name in places}) < len(places):
+        raise Break("LW111", "functional_call() of a module that has one of its parts under two names")
     before = [table[name] for table, _, name in places]
     for (table, owner, name), value in zip(places, tensors.values(), strict=True):
         table[name] = value

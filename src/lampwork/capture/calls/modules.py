@@ -14,7 +14,7 @@ from lampwork.capture.model.errors import Break, ProgramRaised
 from lampwork.capture.model.region import DictItem
 from lampwork.capture.semantics.attribute_writes import guarded_hooks
 from lampwork.capture.semantics.attributes import load_attr
-from lampwork.capture.semantics.held_state import table_source
+from lampwork.capture.semantics.held_state import check_hooks_are_current, held_table, table_source
 
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
@@ -126,8 +126,7 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     entry = interp.environment.entry(module)
     label = type(module).__name__ if entry is None else entry.name
     backward = pristine.is_grad_enabled()
-    # No hook can be registered in a region, so a module made in it has none of its own.
-    table: dict[str, Any] = {} if entry is None else module.__dict__
+    table: dict[str, Any] = module.__dict__
     if backward and (
         any(table.get(hooks) for hooks in _OWN_BACKWARD)
         or any(vars(_STATE)[hooks] for hooks in _GLOBAL_BACKWARD)
@@ -136,7 +135,10 @@ def has_hooks(interp: Interpreter, module: torch.nn.Module) -> bool:
     if entry is not None:
         source = table_source(interp, entry, table)
         for hooks in (*_OWN_HOOKS, *_OWN_BACKWARD) if backward else _OWN_HOOKS:
-            held = table[hooks]
+            if hooks not in table:
+                raise Break("LW111", f"{label}, which has no {hooks}, is called")
+            held = held_table(interp, entry, table, hooks)
+            check_hooks_are_current(interp, held, f"{label}.{hooks}")
             place = guarded = DictItem(source, hooks)
             known = interp.guards.version(held, f"{label}.{hooks}")
             if not entry.known:

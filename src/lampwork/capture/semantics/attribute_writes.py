@@ -23,9 +23,11 @@ from lampwork.capture.semantics.attributes import (
 )
 from lampwork.capture.semantics.held_state import (
     MODULE_TABLES,
+    check_hooks_are_current,
     dict_shadow,
     is_registered,
     load_registered,
+    note_registration,
     read_own,
 )
 from lampwork.capture.state.classes import MISSING
@@ -112,8 +114,11 @@ def store_instance_attr(interp: Interpreter, obj: Any, name: str, value: Any) ->
             _check_plain(obj, name, value)
             shadow[name] = value
         elif not _replaces_submodule(interp, obj, entry, name, value):
+            if isinstance(obj, torch.nn.Module):
+                _check_tables(interp, obj, entry, name)
             if is_registered(interp, obj, name, value):
                 _check_registration(interp, obj, entry, name, value)
+                note_registration(interp, obj, entry)
             interp.effects.write_attribute(obj, name, value)
         return
     if isinstance(obj, torch.nn.Module):
@@ -142,6 +147,18 @@ def _check_place(interp: Interpreter, entry: Entry, name: str, found: Any) -> No
         raise Break("LW111", f"{entry.name}, which is its own __dict__, is written to")
 
 
+def _check_tables(interp: Interpreter, obj: Any, entry: Entry, name: str) -> None:
+    """
+    Raises:
+        Break: LW111: the region has changed what a table of the module has under the name: which of the two writes
+            came last would not be known.
+    """
+    for kind in MODULE_TABLES:
+        shadow = interp.environment.shadows.of_original.get(id(obj.__dict__.get(kind)))
+        if shadow is not None and shadow.copy.get(name, MISSING) is not shadow.before.get(name, MISSING):
+            raise Break("LW111", f"{entry.name}.{name} is set after it was written to {entry.name}.{kind}")
+
+
 def _check_registration(interp: Interpreter, obj: Any, entry: Entry, name: str, value: Any) -> None:
     """
     Raises:
@@ -160,11 +177,17 @@ def _check_registration(interp: Interpreter, obj: Any, entry: Entry, name: str, 
 
 def guarded_hooks(interp: Interpreter, name: str) -> dict[int, Any]:
     """A table of hooks for all modules, which hooks it has being guarded."""
+    table: dict[str, Any] = torch_module.__dict__
+    hooks: dict[int, Any] = table[name]
+    shadow = dict_shadow(interp, table)
+    if interp.effects.global_value(table, name) is not None or (
+        shadow is not None and interp.environment.original(interp.force(shadow.get(name))) is not hooks
+    ):
+        raise Break("LW111", f"a module is called after {name} was replaced")
+    check_hooks_are_current(interp, hooks, name)
     known = interp.environment.hooks.get(name)
     if known is not None:
         return known
-    table: dict[str, Any] = torch_module.__dict__
-    hooks: dict[int, Any] = table[name]
     interp.guards.version(hooks, name)
     place = DictItem(interp.guards.version(table, torch_module.__name__), name)
     interp.guards.add(place, "keys", tuple(hooks), slow=True)
@@ -198,6 +221,9 @@ def _store_class_attr(interp: Interpreter, cls: type, name: str, value: Any) -> 
         return
     if owner is not type and not isinstance(setter, types.FunctionType):
         raise Break("LW103", f"setting {cls.__name__}.{name}")
+    of_meta, _ = interp.lookup(type(cls), name)
+    if of_meta is not MISSING and interp.lookup(type(of_meta), "__set__")[0] is not MISSING:
+        raise Break("LW103", f"setting {cls.__name__}.{name}, of which its metaclass has a descriptor")
     found, _ = interp.lookup(cls, name)
     is_data = not callable(value) and interp.lookup(type(value), "__get__")[0] is MISSING
     was_data = found is MISSING or interp.lookup(type(found), "__get__")[0] is MISSING
@@ -271,6 +297,8 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         if not isinstance(obj, torch.nn.Module):
             raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
         load_registered(interp, obj, name)  # likewise
+        _check_tables(interp, obj, entry, name)
+        note_registration(interp, obj, entry)
     interp.effects.delete_attribute(obj, name)
     interp.attributes.clear()
 

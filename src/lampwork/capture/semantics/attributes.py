@@ -482,7 +482,9 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
     value = load_item(interp, table, source, name, f"{module.__name__}.{name}", slow=True)
     if value is not MISSING:
         return value
-    found, owner = interp.lookup(type(module), name)
+    held = written_on_class(interp, kind, name)
+    if held is not None:
+        return held.value
     if found is not MISSING:
         entry = Entry(module, Known(module, module.__name__), True, module.__name__)
         return _get_descriptor(interp, found, owner, module, name, entry)
@@ -557,6 +559,11 @@ def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> 
     shadow = dict_shadow(interp, instance_dict(local))
     if shadow is not None and name in shadow:
         return shadow[name]
+    on_class = written_on_class(interp, type(local), name)
+    if on_class is not None and (held is not None or shadow is not None or name not in local.__dict__):
+        if held is None and shadow is None:
+            guard_missing(interp, entry, local.__dict__, name)
+        return on_class.value
     if found is not MISSING and (held is not None or shadow is not None):
         return _get_descriptor(interp, found, owner, local, name, entry)
     if held is not None or shadow is not None or not hasattr(local, name):
@@ -576,6 +583,9 @@ def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
     found, owner = interp.lookup(cls, name)
     if found is not MISSING:
         return _get_from_class(interp, found, owner, cls, name)
+    held = written_on_class(interp, type(cls), name)
+    if held is not None:
+        return held.value
     if of_meta is not MISSING:
         return _get_from_metaclass(interp, cls, of_meta, meta, name)
     fallback, _ = interp.lookup(type(cls), "__getattr__")

@@ -39,10 +39,69 @@ def check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: E
     Raises:
         Break: LW111: attributes held back belong into the tables of a module that are being read.
     """
+    for kind in MODULE_TABLES:
+        _check_is_not_shared(interp, entry, obj.__dict__.get(kind))
     _, written = interp.effects.attributes.get(id(entry.value), (obj, {}))
     for name, held in written.items():
         if is_registered(interp, obj, name, held.value):
             raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
+
+
+def note_registration(interp: Interpreter, obj: torch.nn.Module, entry: Entry) -> None:
+    """Note that a write that is held back belongs into one of the tables of a module."""
+    for kind in MODULE_TABLES:
+        items = obj.__dict__.get(kind)
+        _check_is_not_shared(interp, entry, items)
+        interp.effects.registering.setdefault(id(items), entry.value)
+
+
+def _check_is_not_shared(interp: Interpreter, entry: Entry, items: Any) -> None:
+    """
+    Raises:
+        Break: LW111: a table is another module's, too, of which writes to it are held back.
+    """
+    if interp.effects.registering.get(id(items), entry.value) is not entry.value:
+        raise Break("LW111", f"{entry.name} has a table of another module, which was written to,")
+
+
+def check_dict_is_not_shared(interp: Interpreter, entry: Entry, table: dict[str, Any] | None) -> None:
+    """
+    Raises:
+        Break: LW111: an instance dict is another object's, too, of which writes to it are held back.
+    """
+    if (
+        table is not None
+        and id(table) in interp.environment.shadows.pending
+        and id(entry.value) not in interp.effects.attributes
+    ):
+        raise Break("LW111", f"{entry.name} has the __dict__ of another object, which was written to,")
+
+
+def held_table(interp: Interpreter, entry: Entry, table: dict[str, Any], name: str) -> Any:
+    """The table that an outside module has for good under a name, where the region has put no other.
+
+    Raises:
+        Break: LW111: the region has.
+        KeyError: there is none.
+    """
+    written = interp.effects.written_to(entry.value, name)
+    shadow = dict_shadow(interp, table)
+    if written is not None or (
+        shadow is not None
+        and interp.environment.original(interp.force(shadow.get(name))) is not table.get(name)
+    ):
+        raise Break("LW111", f"{entry.name} is used after its {name} was replaced")
+    return table[name]
+
+
+def check_hooks_are_current(interp: Interpreter, hooks: dict[int, Any], name: str) -> None:
+    """
+    Raises:
+        Break: LW111: the region has changed which hooks there are.
+    """
+    shadow = dict_shadow(interp, cast("dict[str, Any]", hooks))
+    if shadow is not None and list(shadow.items()) != list(hooks.items()):
+        raise Break("LW111", f"a module is called after {name} was changed")
 
 
 def written_on_class(interp: Interpreter, cls: type, name: str) -> Written | None:
@@ -75,6 +134,7 @@ def read_state(interp: Interpreter, obj: Any) -> dict[str, Any]:
     shadow = dict_shadow(interp, table)
     if shadow is not None:
         return dict(shadow)
+    check_dict_is_not_shared(interp, entry, table)
     if id(entry.value) in interp.effects.attributes:
         raise Break("LW111", f"{entry.name} is copied after attributes were written")
     interp.guards.add(table_source(interp, entry, table), "keys", tuple(table), slow=entry.known)
@@ -120,6 +180,7 @@ def read_own(interp: Interpreter, obj: Any, name: str, entry: Entry | None) -> A
         return MISSING
     if entry is None:
         return table.get(name, MISSING)
+    check_dict_is_not_shared(interp, entry, table)
     if name not in table:
         guard_missing(interp, entry, table, name)
         return MISSING
@@ -163,6 +224,7 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
     if entry is None:
         return GETATTR(obj, name)
     table = obj.__dict__
+    check_dict_is_not_shared(interp, entry, table)
     written = interp.effects.written_to(entry.value, name)
     if written is not None and is_registered(interp, obj, name, written.value):
         if written.deleted:
@@ -173,9 +235,11 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
         if registered is None:
             continue
         items: dict[str, Any] = registered.value
-        shadow = interp.environment.shadows.of_original.get(id(items))
-        if shadow is not None and name in shadow.copy:
-            return shadow.copy[name]
+        shadow = dict_shadow(interp, items)
+        if shadow is not None:
+            if name in shadow:
+                return shadow[name]
+            continue  # which names there are was guarded for the shadow
         if name in items:
             place = DictItem(registered, name)
             return interp.environment.read(items[name], place, f"{entry.name}.{name}", slow=True)
@@ -185,10 +249,12 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
 
 def _registry(interp: Interpreter, entry: Entry, table: dict[str, Any], kind: str) -> Known | None:
     """One of the tables of a module, of which is guarded that it is this one; None if the module has none."""
+    items: dict[str, Any] | None = held_table(interp, entry, table, kind) if kind in table else None
+    if interp.effects.registering:
+        _check_is_not_shared(interp, entry, items)
     found = interp.environment.registries.get((id(entry.value), kind))
     if found is None:
         tables = table_source(interp, entry, table)
-        items = cast("dict[str, Any] | None", table.get(kind))
         if items is None:
             interp.guards.add(tables, "missing_key", kind, slow=entry.known)
             return None
@@ -203,6 +269,8 @@ def whole_dict(interp: Interpreter, entry: Entry, obj: Any, table: dict[str, Any
     shadow = interp.environment.shadows.of_original.get(id(table))
     if shadow is not None:
         return shadow.copy
+    if not isinstance(entry.value, types.ModuleType):
+        check_dict_is_not_shared(interp, entry, table)
     _, written = interp.effects.attributes.get(id(entry.value), (None, {}))
     if written and isinstance(entry.value, (torch.nn.Module, type)):
         raise Break("LW111", f"{entry.name}.__dict__ is read after attributes were written")

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from lampwork.capture.model.errors import Break
 from lampwork.capture.state.environment import Environment
 from lampwork.records import record
 
@@ -69,7 +70,8 @@ def _setter(target: Any) -> Callable[[Any, str, Any], None]:
 class Effects:
     """Final-state effects: per place, the last value written. Order among places cannot be observed from outside.
 
-    `writes` counts the writes so far. `on_classes`: some of them were to attributes of classes.
+    `writes` counts the writes so far. `on_classes`: some of them were to attributes of classes. `registering`: the
+    modules of which some belong into a table, by the ids of their tables.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -80,10 +82,11 @@ class Effects:
         self.calls: list[Effect] = []
         self.writes = 0
         self.on_classes = False
+        self.registering: dict[int, Any] = {}
 
     def close(self) -> None:
         """Let go of what was written."""
-        for table in (self.attributes, self.globals, self.cells, self.calls):
+        for table in (self.attributes, self.globals, self.cells, self.calls, self.registering):
             table.clear()
 
     # --- attributes -----------------------------------------------------------------------------------------------
@@ -101,8 +104,14 @@ class Effects:
         """The outside object behind `target`, whose attributes are not what they were from now on."""
         self.writes += 1
         original = self.environment.original(target)
-        self.on_classes = self.on_classes or isinstance(original, type)
-        self.environment.shadows.pending.add(id(instance_dict(original)))
+        if isinstance(original, type):
+            self.on_classes = True
+            return original
+        table = instance_dict(original)
+        if table is not None:
+            if id(table) in self.environment.shadows.pending and id(original) not in self.attributes:
+                raise Break("LW111", f"a {type(original).__name__} has the __dict__ of another object")
+            self.environment.shadows.pending.add(id(table))
         return original
 
     def delete_attribute(self, target: Any, name: str) -> None:
