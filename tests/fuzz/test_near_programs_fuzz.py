@@ -61,7 +61,9 @@ def test_what_is_kept_is_what_the_passes_come_to(
         led = self.program()
         if led is not None:
             later()
-            kept = keeping(self.backend, self.traits, self.graph, self.options)
+            kept = keeping(
+                self.subject.backend, self.subject.traits, self.subject.graph, self.subject.options
+            )
             assert kept is not None and kept.key == led.key
             told.append(True)
         return found(self, later)

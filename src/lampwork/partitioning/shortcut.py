@@ -19,13 +19,12 @@ from torch import fx
 from lampwork import logs
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
-from lampwork.cache import Key, Store, store
+from lampwork.cache import Key
 from lampwork.cache.key import read_key
 from lampwork.errors import SerialError
-from lampwork.graph.concrete import scope_of
 from lampwork.graph.symbols import Scope
 from lampwork.partitioning.demands import Asked, Demands, demands_from_json, demands_to_json
-from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, keeping, kind_of, parts_of_key
+from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, Subject, keeping, kind_of
 from lampwork.partitioning.parts import Part
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.fuel import FUEL
@@ -53,42 +52,37 @@ _KEYS = frozenset({"program", "demands", "calls"})
 class Shortcut:
     """Where it is kept which program a captured graph comes to. `asked`: what its symbols were asked by the capture."""
 
-    store: Store
+    subject: Subject
     key: Key
-    backend: Backend
-    traits: Traits
-    graph: fx.Graph
-    scope: Scope | None
     asked: Asked | None
-    options: CompileOptions
 
     def program(self) -> Led | None:
         """What was kept; None if that is nothing, damaged, or not right for this call."""
-        content = self.store.get(self.key)
+        scope = self.subject.scope
+        content = self.subject.store.get(self.key)
         if content is None:
             return None
         try:
-            led = _read(content, self.scope)
+            led = _read(content, scope)
         except SerialError as error:
             logs.emit("cache", f"{self.key} cannot be used: {error.cause}")
             return None
-        if led.demands is not None and self.scope is not None and not led.demands.hold_for(self.scope):
+        if led.demands is not None and scope is not None and not led.demands.hold_for(scope):
             logs.emit("cache", f"{self.key} is for other sizes")
             return None
         return led
 
     def found(self, later: Callable[[], None]) -> Program | SymbolicProgram | None:
         """The program; None if it is not there. `later` lets the passes run over the graph, for whoever looks at it."""
-        led = self.program()
-        content = None if led is None else self.store.get(led.key)
+        led, subject = self.program(), self.subject
+        content = None if led is None else subject.store.get(led.key)
         if led is None or content is None:
             return None
-        if led.demands is not None and self.scope is not None:
-            led.demands.make_of(self.scope)
-        options = replace(self.options, ready=later)
+        if led.demands is not None and subject.scope is not None:
+            led.demands.make_of(subject.scope)
+        options = replace(subject.options, ready=later)
         options.observer.skipped(later, led.calls)
-        kept = Keeping(self.store, led.key, self.backend, self.traits, self.graph, self.scope, options)
-        restored = kept.restored(content)
+        restored = Keeping(replace(subject, options=options), led.key).restored(content)
         if restored is None or not isinstance(restored[0], Program | SymbolicProgram):
             return None
         return restored[0]
@@ -96,18 +90,19 @@ class Shortcut:
     def lead(self, parts: Sequence[Part]) -> Callable[[], None]:
         """What keeps which program the graph came to, to be called once there is one for all of it. `parts` are what
         the passes have left, before they are compiled."""
-        if len(parts) != 1 or parts[0].backend is not self.backend:
+        subject = self.subject
+        if len(parts) != 1 or parts[0].backend is not subject.backend:
             return _nothing
         graph = parts[0].graph
-        to = keeping(self.backend, self.traits, graph, self.options)
-        if to is None or (to.scope is None) != (self.scope is None):
+        to = keeping(subject.backend, subject.traits, graph, subject.options)
+        if to is None or (to.subject.scope is None) != (subject.scope is None):
             return _nothing
         demands = None
-        if self.scope is not None and self.asked is not None:
-            demands = demands_to_json(Demands.since(self.asked, self.scope))
+        if subject.scope is not None and self.asked is not None:
+            demands = demands_to_json(Demands.since(self.asked, subject.scope))
         calls = sum(node.op == "call_function" for node in graph.nodes)
         content = to_text({"program": to.key.text, "demands": demands, "calls": calls})
-        return functools.partial(self.store.put, self.key, content)
+        return functools.partial(subject.store.put, self.key, content)
 
 
 def _nothing() -> None:
@@ -147,16 +142,12 @@ def shortcut(
     traits = [Traits.of(backend) for backend in backends]
     if not all(map(_is_ours, backends)) or not all(each.trusted for each in traits):
         return None
-    if (kept := store(config)) is None:
+    subject = Subject.of(backends[0], traits[0], graph, options)
+    if subject is None:
         return None
-    backend, first = backends[0], traits[0]
-    parts = parts_of_key(backend, first, graph, options, left_out=NOT_IN_PASSES)
-    if parts is None:
-        return None
-    parts["backends"] = " ".join(map(kind_of, backends))
-    scope = scope_of(graph)
-    asked = None if scope is None else Asked.of(scope)
-    return Shortcut(kept, Key("graph", parts), backend, first, graph, scope, asked, options)
+    key = subject.key("graph", NOT_IN_PASSES, backends=" ".join(map(kind_of, backends)))
+    asked = None if subject.scope is None else Asked.of(subject.scope)
+    return Shortcut(subject, key, asked)
 
 
 def _is_ours(backend: Any) -> bool:

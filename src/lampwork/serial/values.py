@@ -79,6 +79,8 @@ def mapping(value: Any, needed: frozenset[str], optional: frozenset[str] = froze
     if type(value) is not dict:
         raise expected("an object", value)
     found = cast("dict[str, Any]", value)
+    if found.keys() == needed:  # as most have
+        return found
     if missing := needed - found.keys():
         raise expected(f"an object with {', '.join(sorted(missing))}", sorted(found))
     if more := found.keys() - needed - optional:

@@ -358,7 +358,7 @@ def test_what_a_node_has_beyond_the_key(passed: list[int]) -> None:
     found = Shortcut.found
 
     def looked(self: Shortcut, later: Any) -> Any:
-        seen.append(next(node for node in self.graph.nodes if node.op == "call_function"))
+        seen.append(next(node for node in self.subject.graph.nodes if node.op == "call_function"))
         return found(self, later)
 
     with pytest.MonkeyPatch.context() as patch:
