@@ -22,6 +22,8 @@ from lampwork.backends.protocol import Backend, CompileOptions, Traits
 from lampwork.cache import Key
 from lampwork.cache.key import read_key
 from lampwork.errors import SerialError
+from lampwork.graph.known import ask, known_value
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope
 from lampwork.partitioning.demands import Asked, Demands, demands_from_json, demands_to_json
 from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, Subject, keeping, kind_of
@@ -32,12 +34,13 @@ from lampwork.records import record
 from lampwork.runtime.program import Program
 from lampwork.serial import from_text, to_text
 from lampwork.serial.graphs import META
-from lampwork.serial.values import expected, mapping, text, whole
+from lampwork.serial.specs import spec_from_json, spec_to_json
+from lampwork.serial.values import expected, items, mapping, text, whole
 from lampwork.standard import functools, operator
 
 _ORIGINS = frozenset({"location", "origin", "recorded_as"})
 """Meta data of nodes that passes hand on, and do not go by."""
-_KNOWN = META | _ORIGINS
+_KNOWN = META | _ORIGINS | {"known"}
 
 _NAMESPACES = frozenset({"aten", "lampwork", "mkldnn", "prims"})
 """Whose operators are torch's and ours: what those of others give is for their authors to say, in each process."""
@@ -45,7 +48,7 @@ _NAMESPACES = frozenset({"aten", "lampwork", "mkldnn", "prims"})
 _SEEN = ("passes", "partition", "graph", "loops", "llvm", "program", "tuning")
 """Topics of the log that show what passes and backends do."""
 
-_KEYS = frozenset({"program", "demands", "calls"})
+_KEYS = frozenset({"program", "demands", "calls", "results"})
 
 
 @record
@@ -63,7 +66,7 @@ class Shortcut:
         if content is None:
             return None
         try:
-            led = _read(content, scope)
+            led = _read(content, scope, results_of(self.subject.graph))
         except SerialError as error:
             logs.emit("cache", f"{self.key} cannot be used: {error.cause}")
             return None
@@ -72,7 +75,7 @@ class Shortcut:
             return None
         return led
 
-    def found(self, later: Callable[[], None]) -> Program | SymbolicProgram | None:
+    def found(self, later: Callable[[], None]) -> Found | None:
         """The program; None if it is not there. `later` lets the passes run over the graph, for whoever looks at it."""
         led, subject = self.program(), self.subject
         content = None if led is None else subject.store.get(led.key)
@@ -85,7 +88,7 @@ class Shortcut:
         restored = Keeping(replace(subject, options=options), led.key).restored(content)
         if restored is None or not isinstance(restored[0], Program | SymbolicProgram):
             return None
-        return restored[0]
+        return Found(restored[0], led.results)
 
     def lead(self, parts: Sequence[Part]) -> Callable[[], None]:
         """What keeps which program the graph came to, to be called once there is one for all of it. `parts` are what
@@ -101,7 +104,8 @@ class Shortcut:
         if subject.scope is not None and self.asked is not None:
             demands = demands_to_json(Demands.since(self.asked, subject.scope))
         calls = sum(node.op == "call_function" for node in graph.nodes)
-        content = to_text({"program": to.key.text, "demands": demands, "calls": calls})
+        results = [spec_to_json(spec) for spec in results_of(subject.graph)]
+        content = to_text({"program": to.key.text, "demands": demands, "calls": calls, "results": results})
         return functools.partial(subject.store.put, self.key, content)
 
 
@@ -110,15 +114,33 @@ def _nothing() -> None:
 
 
 @record
+class Found:
+    """A program that was kept. `results`: the specs of what its graph returns, as the passes left them: the half of a
+    training step saves tensors, and the other half is laid out by theirs."""
+
+    program: Program | SymbolicProgram
+    results: tuple[TensorSpec, ...]
+
+
+@record
 class Led:
-    """The key of a program, what the passes asked of symbols, and how many calls they left."""
+    """The key of a program, what the passes asked of symbols, how many calls they left, and the specs of what the graph
+    returns."""
 
     key: Key
     demands: Demands | None
     calls: int
+    results: tuple[TensorSpec, ...]
 
 
-def _read(content: bytes, scope: Scope | None) -> Led:
+def results_of(graph: fx.Graph) -> tuple[TensorSpec, ...]:
+    """The specs of what a graph returns."""
+    output: Any = next(iter(reversed(graph.nodes)))
+    return tuple(node.meta["val"] for node in output.args[0])
+
+
+def _read(content: bytes, scope: Scope | None, before: Sequence[TensorSpec]) -> Led:
+    """`before`: the specs of what the graph returns, as it was captured."""
     found = mapping(from_text(content), _KEYS)
     key = read_key(text(found["program"]))
     if key is None or key.kind != "program":
@@ -126,7 +148,17 @@ def _read(content: bytes, scope: Scope | None) -> Led:
     if (found["demands"] is None) != (scope is None):
         raise SerialError("demands were expected for a graph with symbols, and for no other")
     demands = None if scope is None else demands_from_json(found["demands"], scope)
-    return Led(key, demands, whole(found["calls"]))
+    results = tuple(spec_from_json(spec, scope or Scope()) for spec in items(found["results"], len(before)))
+    for spec, was in zip(results, before, strict=True):
+        if not isinstance(spec, TensorSpec) or len(spec.shape) != len(was.shape):
+            raise expected(f"a tensor of {len(was.shape)} dimensions", str(spec))
+    return Led(key, demands, whole(found["calls"]), results)
+
+
+def _known_tensors(graph: fx.Graph) -> str:
+    """What is known of tensors that are computed of literals alone."""
+    known = ((node.name, known_value(node)) for node in graph.nodes)
+    return " ".join(f"{name}={ask(value, 'tolist')!r}" for name, value in known if value is not None)
 
 
 def shortcut(
@@ -145,7 +177,9 @@ def shortcut(
     subject = Subject.of(backends[0], traits[0], graph, options)
     if subject is None:
         return None
-    key = subject.key("graph", NOT_IN_PASSES, backends=" ".join(map(kind_of, backends)))
+    key = subject.key(
+        "graph", NOT_IN_PASSES, backends=" ".join(map(kind_of, backends)), known=_known_tensors(graph)
+    )
     asked = None if subject.scope is None else Asked.of(subject.scope)
     return Shortcut(subject, key, asked)
 
