@@ -18,7 +18,7 @@ import lampwork
 from lampwork.compiled import transformed
 from lampwork.partitioning import compiling
 from lampwork.partitioning.kept import keeping
-from lampwork.partitioning.shortcut import Shortcut
+from lampwork.partitioning.shortcut import Shortcut, results_of
 
 FAMILIES = max(1, int(os.environ.get("LAMPWORK_FUZZ", "240")) // 20)
 SEED = int(os.environ.get("LAMPWORK_FUZZ_SEED", "0"))
@@ -65,6 +65,7 @@ def test_what_is_kept_is_what_the_passes_come_to(
                 self.subject.backend, self.subject.traits, self.subject.graph, self.subject.options
             )
             assert kept is not None and kept.key == led.key
+            assert results_of(self.subject.graph) == led.results
             told.append(True)
         return found(self, later)
 

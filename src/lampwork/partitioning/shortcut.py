@@ -2,6 +2,8 @@
 
 An entry leads from everything that passes and backends go by, the captured graph first, to the key of the program that
 they came to. Passes see a graph and a `PassContext`, and of the process what is in the key: `tests` hold them to it.
+It is so for a half of a training step, too. What forward's passes have a say in beyond their own graph is how tensors
+are laid out that it saves, as backward reads them so: the entry has the specs of all results.
 Where something else has a say (what users registered, backends from outside, operators of others, fuel), or somebody is
 to see what the passes do (logs, dumps, checks), there is no such entry.
 """

@@ -682,6 +682,14 @@ def test_what_passes_read_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Non
         lampwork.compile(attends)(torch.ones(2, 3, 8))
         lampwork.compile(nn.LSTM(4, 4).eval())(torch.ones(2, 3, 4))
         lampwork.compile(lambda x: torch.cat([x.sort()[0], x[:, :2]], 1).pow(2))(torch.ones(2, 3))
+    for module, given in (
+        (net(), torch.ones(2, 3, 4, 4)),
+        (attends, torch.ones(2, 3, 8)),
+        (Images(), torch.ones(2, 16, 8, 8)),
+    ):
+        compiled = lampwork.compile(module.train())
+        for _ in range(2):
+            compiled(given).square().sum().backward()
     assert "time.perf_counter" in found
     assert {name for name in found if not name.startswith(_PLAIN)} <= READ.keys()
 
