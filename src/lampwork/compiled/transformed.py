@@ -38,8 +38,6 @@ class Transforming:
         program = passes.found()            and, if it is taken, passes.skip()
         ...
         parts = passes.run()                and, once one program was made of all of it, passes.keep()
-
-    `results`: the specs of what the graph returns, as the passes leave them, once it is run or found.
     """
 
     graph: fx.Graph
@@ -50,7 +48,7 @@ class Transforming:
     _report: Callable[..., None]
     _way: Shortcut | None
     keep: Callable[[], None] = _nothing
-    results: Sequence[TensorSpec] = ()
+    _results: Sequence[TensorSpec] | None = None
     _parts: Sequence[Part] | None = None
     _lock: threading.RLock = field(default_factory=new_lock)
 
@@ -74,14 +72,19 @@ class Transforming:
         found = None if self._way is None else self._way.found(self.later)
         if found is None:
             return None
-        self.results = found.results
+        self._results = found.results
         return found.program
+
+    @property
+    def results(self) -> Sequence[TensorSpec]:
+        """The specs of what the graph returns, as the passes leave them: once they have run, or what they come to was
+        found."""
+        return results_of(self.graph) if self._results is None else self._results
 
     def run(self) -> Sequence[Part]:
         """The parts."""
         with self._lock:
             parts = self._done()
-            self.results = results_of(self.graph)
             if self._way is not None and not self.ctx.faults:
                 self.keep = self._way.lead(parts)
             return parts
