@@ -23,7 +23,7 @@ from lampwork.runtime.layout import (
     scalars_of,
     settled,
 )
-from lampwork.runtime.program import CallAten, CallKernel, Release, Take, Value, ValueKind
+from lampwork.runtime.program import CallAten, CallKernel, Ref, Release, Take, Value, ValueKind
 from lampwork.serial.arguments import argument_leaf_from_json, argument_to_json, nested_from_json
 from lampwork.serial.indices import index_from_json, index_to_json, symbol_from_json
 from lampwork.serial.modules import Modules, function_from_json
@@ -58,10 +58,12 @@ _KERNEL = frozenset({"kernel", "buffers", "sizes", "extent", "work", "chunk", "n
 _ATEN = frozenset({"aten", "args", "kwargs", "outs", "name"})
 _DEVICE = frozenset({"device"})
 _RELEASE = frozenset({"release"})
+_REF = frozenset({"ref"})
 _TAKE = frozenset({"take"})
 _INT = frozenset({int})
 _MOST = range(1 << 31)
 _COUNT = range(1 << 63)
+_LARGEST = _COUNT.stop - 1
 _NUMBER = "a number that is not below 0"
 
 
@@ -193,7 +195,7 @@ def _numbers(values: Any) -> tuple[int, ...] | None:
     """Numbers that are not below 0; None where one depends on symbols."""
     if not _INT.issuperset(map(type, items(values))):
         return None
-    if values and not (min(values) >= 0 and max(values) in _COUNT):
+    if values and not (min(values) >= 0 and max(values) <= _LARGEST):
         raise expected(_NUMBER, next(value for value in values if value not in _COUNT))
     return tuple(values)
 
@@ -288,12 +290,14 @@ class _Reading:
         self, found: dict[str, Any], kind: ValueKind
     ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
         """Shape, strides and offset, where no number is open; most values of most programs."""
-        shape, strides, offset = _numbers(found["shape"]), _numbers(found["strides"]), found["offset"]
-        if kind == "arena" or shape is None or strides is None or type(offset) is not int:
+        if kind == "arena" or type(offset := found["offset"]) is not int:
+            return None
+        shape, strides = _numbers(found["shape"]), _numbers(found["strides"])
+        if shape is None or strides is None:
             return None
         if len(shape) != len(strides) or (offset and kind != "view"):
             raise expected(f"{len(shape)} strides, and an offset of views alone", (strides, offset))
-        return shape, strides, whole(offset, _COUNT)
+        return shape, strides, offset if offset == 0 else whole(offset, _COUNT)
 
     def memory(self, value: Any) -> tuple[bool, int]:
         is_taken, number = items(value, 2)
@@ -331,7 +335,7 @@ class _Reading:
         if "release" in value:
             found = mapping(value, _RELEASE)
             released = tuple(map(self.used, items(found["release"])))
-            if any(self.values[n].kind not in _RELEASED for n in released):
+            if not _RELEASED.issuperset([self.values[n].kind for n in released]):
                 raise expected("values that can be released", value)
             self._dropped.update(released)
             return Release(released)
@@ -375,6 +379,8 @@ class _Reading:
         return AtenStep(call) if self._is_open else call
 
     def _argument(self, value: Any) -> Any:
+        if type(value) is dict and value.keys() == _REF:  # as most are
+            return Ref(self.used(value["ref"]))
         return nested_from_json(value, self._leaf)
 
     def _leaf(self, value: Any) -> Any:
