@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from lampwork import pristine
-from lampwork.artifacts.manifest import Entry, Symbol, Tensed, extent, overlaps, short
+from lampwork.artifacts.manifest import Entry, Tensed, extent, overlaps, short
 from lampwork.artifacts.plain import FOREIGN, is_lazy, keys_of
 from lampwork.artifacts.programs import Runner
 from lampwork.artifacts.trees import Reading, rebuilt
@@ -65,7 +65,9 @@ class LoadedEntry:
     _inputs: tuple[_Input, ...] = field(init=False)
     _written: frozenset[int] = field(init=False)
     _output_of: dict[int, int] = field(init=False)
-    _apart: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], "list[int]"])
+    _apart: dict[tuple[int, int], set[int | None]] = field(
+        default_factory=dict[tuple[int, int], "set[int | None]"]
+    )
 
     def __post_init__(self) -> None:
         self._inputs = tuple(map(_Input.of, self.spec.inputs))
@@ -74,7 +76,7 @@ class LoadedEntry:
         for other in self._others:
             for number, known in enumerate(other._inputs):
                 for dim, size in known.fixed:
-                    self._apart.setdefault((number, dim), []).append(size)
+                    self._apart.setdefault((number, dim), set()).add(size)
 
     def __repr__(self) -> str:
         return f"<entry {self.name}({', '.join(each.name for each in self.spec.inputs)})>"
@@ -261,7 +263,7 @@ class LoadedEntry:
             if value < symbol.min or (symbol.max is not None and value > symbol.max):
                 raise self._wrong(
                     f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}",
-                    range_text(symbol, self._apart.get((symbol.input, symbol.dim), ())),
+                    symbol.range_text(self._apart.get((symbol.input, symbol.dim), set())),
                     str(value),
                     "split or pad the input, or export it with a Dim of other bounds",
                 )
@@ -426,11 +428,3 @@ def _run_together(
             size *= found.pop()[0]
         found.append((size, near, far))
     return found
-
-
-def range_text(symbol: Symbol, others: Sequence[int]) -> str:
-    """The sizes that an input may have. `others`: those that other entries are for."""
-    low, high = symbol.min, symbol.max
-    low = low - 1 if low - 1 in others else low
-    high = high + 1 if high is not None and high + 1 in others else high
-    return f"{low} or more" if high is None else f"{low} to {high}"
