@@ -39,6 +39,7 @@ from lampwork.errors import ArtifactError, CaptureError, ExportError, OptionErro
 from lampwork.exports import results
 from lampwork.exports.apart import Asked, Sizes, groups_of, sizes_apart
 from lampwork.exports.arguments import argument_trees
+from lampwork.exports.copies import copies, copies_without_torch
 from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
 from lampwork.exports.naming import collected_names, input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
@@ -52,7 +53,6 @@ from lampwork.graph.symbols import Condition, Scope, SymbolicInt, hint_of
 from lampwork.loops.ir.polynomial import Index, as_index
 from lampwork.loops.ir.symbols import replace_symbols
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import storage_root
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
 from lampwork.standard import itertools
@@ -253,7 +253,17 @@ def export_artifact(
     made = m.Manifest(
         _name(model),
         tuple(weights.found),
-        entries,
+        # Who exports for Python need not hear of C++, and who looks into the file may.
+        {
+            name: replace(
+                entry,
+                notes=(
+                    *entry.notes,
+                    *copies_without_torch(captured[name].piece, bool(_result(captured[name].piece.whole)[1])),
+                ),
+            )
+            for name, entry in entries.items()
+        },
         targets,
         {name: m.Section(digest(data), len(data)) for name, data in sections.items()},
         metadata,
@@ -620,28 +630,16 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         tuple(captured.otherwise),
         (
             *captured.notes,
-            *(note for note in piece.notes if not note.startswith("the result is tensors by name")),
-            *_copies(piece),
+            *(note for note in piece.notes if not note.startswith(_OF_OTHER_FORMATS)),
+            *copies(piece),
         ),
         piece.views,
         captured.ordered,
     )
 
 
-def _copies(piece: Piece) -> list[str]:
-    """Results that are views of what is given, in eager, and that programs compute: other dtypes of the same bytes, and
-    conjugates and negatives of what is written."""
-    names = (*piece.inputs, *piece.weights)
-    given = dict(zip(piece.placeholders, names, strict=True))
-    found = [
-        f"{piece.outputs[output]} is a copy, where eager returns a view of {names[place]}"
-        for output, place in piece.copies
-    ]
-    for name, node in zip(piece.outputs, piece.results, strict=True):
-        root = storage_root(node)
-        if root in given and root.meta["val"].dtype != node.meta["val"].dtype:
-            found.append(f"{name} is a copy, where eager returns a view of {given[root]}")
-    return found
+_OF_OTHER_FORMATS = ("the result is tensors by name", "nothing is returned, so it returns what is written")
+"""Notes on results as formats without containers have them."""
 
 
 def _tensed(name: str, node: fx.Node, known: Mapping[str, Index]) -> m.Tensed:
