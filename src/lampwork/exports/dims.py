@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from lampwork.capture.state.dynamic import MARKS
 from lampwork.checks import nearest
 from lampwork.errors import ExportError, OptionError
 from lampwork.graph.symbols import Condition
-from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod
+from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod, Sym
 from lampwork.loops.ir.symbols import replace_symbols
 from lampwork.records import record
 from lampwork.standard import math
@@ -312,6 +313,35 @@ def relations(
                 mine = (Index.sym(symbol) - each.plus) * (first.times // common)
                 found.append(Condition("==", mine - base * (each.times // common)))
     return tuple(dict.fromkeys(found))
+
+
+def without_implied(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    """Conditions without those that follow from others before them, as far as that is plain to see.
+
+    before: 8*s2 == 8*s6, s6 == s2, s2 == s9, s6 == s9
+    after:  s2 == s6, s2 == s9
+    """
+    found: dict[tuple[str, Index], Condition] = {}
+    equal: dict[str, frozenset[str]] = {}
+    for condition in map(_simplest, conditions):
+        match [condition.op, *condition.index.terms]:
+            case ["==", ((Sym(one),), 1 | -1 as sign), ((Sym(other),), opposite)] if sign == -opposite:
+                if other in equal.get(one, ()):
+                    continue
+                both = equal.get(one, frozenset((one,))) | equal.get(other, frozenset((other,)))
+                equal.update(dict.fromkeys(both, both))
+            case _:
+                pass
+        found.setdefault((condition.op, condition.index), condition)
+    return tuple(found.values())
+
+
+def _simplest(condition: Condition) -> Condition:
+    terms = condition.index.terms
+    if condition.op not in ("==", "!=") or not terms:
+        return condition
+    factor = math.gcd(*(number for _, number in terms)) * (1 if terms[-1][1] > 0 else -1)
+    return replace(condition, index=Index(tuple((atoms, number // factor) for atoms, number in terms)))
 
 
 def check_open(

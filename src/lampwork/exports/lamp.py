@@ -40,7 +40,15 @@ from lampwork.exports import results
 from lampwork.exports.apart import Asked, Sizes, groups_of, sizes_apart
 from lampwork.exports.arguments import argument_trees
 from lampwork.exports.copies import copies, copies_without_torch
-from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
+from lampwork.exports.dims import (
+    Open,
+    check_open,
+    open_sizes,
+    opened,
+    program_sizes,
+    relations,
+    without_implied,
+)
 from lampwork.exports.naming import collected_names, input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.exports.prepacked import Prepacked
@@ -684,8 +692,9 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
         )
     found.sort(key=lambda each: each.index is not None)
     others = [replace(each, index=replace_symbols(each.index, strides)) for each in others]
-    others = [each for each in others if not (each.index.is_const and each.holds({}))]
-    return tuple(found), tuple(others)
+    return tuple(found), without_implied(
+        each for each in others if not (each.index.is_const and each.holds({}))
+    )
 
 
 def _index(name: str, equal: Mapping[str, Index]) -> Index:

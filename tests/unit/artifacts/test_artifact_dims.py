@@ -13,6 +13,9 @@ from torch.export import Dim
 
 import lampwork
 from lampwork.errors import ArtifactCallError, ExportError, OptionError
+from lampwork.exports.dims import without_implied
+from lampwork.graph.symbols import Condition
+from lampwork.loops.ir.index import Index
 
 HALF, FREE = Dim("half", min=2, max=32), Dim("free")
 
@@ -171,3 +174,30 @@ def test_slices_to_the_end_of_what_has_no_largest_size(tmp_path: Path) -> None:
     for size in (1, 2, 900):
         x = torch.randn(size)
         assert torch.equal(loaded(x), x[1:] * 2)
+
+
+def test_conditions_are_said_once() -> None:
+    a, b, c, d = map(Index.sym, "abcd")
+    equal = [a * 8 - b * 8, b - a, b - c, a - c, c * 4 - d * 2, d - c * 2, d * 2 - a * 2]
+    found = without_implied([*(Condition("==", each) for each in equal), Condition("!=", 2 * a - 2)])
+    assert [str(each) for each in found] == ["b == a", "c == b", "d == 2*c", "d == a", "a != 1"]
+
+
+def test_a_size_of_one_beside_others(tmp_path: Path) -> None:
+    """It is served, though not with the sizes of this call."""
+    path, rows = tmp_path / "m.lamp", Dim("rows", max=8)
+    shapes = ({0: rows}, {0: rows})
+    lampwork.export(added, inputs((4, 4)), dynamic_shapes=shapes, path=path, targets="host")
+    loaded = lampwork.load(path, trust=True)
+    loaded(*inputs((1, 1)))
+    for sizes, said in (
+        ((4, 1), "dimension 0 of y: expected 2 to 8, with the other sizes of this call, came 1"),
+        ((4, 9), "dimension 0 of y: expected 1 to 8, came 9"),
+    ):
+        with pytest.raises(ArtifactCallError) as raised:
+            loaded(*inputs(sizes))
+        assert said in str(raised.value)
+
+
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
