@@ -368,12 +368,15 @@ def check_open(
             problem = _closes(condition, symbol.name, wanted, served)
             if problem:
                 form = _form(condition, symbol.name, wanted)
+                fix = (
+                    f"give it as {form}, which says what the model needs, or pass Dim.AUTO"
+                    if form
+                    else "write that line without the number, open the sizes of other inputs that meet this one "
+                    "there, give the Dim other bounds, or pass Dim.AUTO to have what is possible"
+                )
                 raise ExportError(
                     f"{wanted.where} cannot be left open as {wanted.name or 'asked'}: {problem} ({condition})",
-                    fix=f"give it as {form}, which says what the model needs, or pass Dim.AUTO"
-                    if form
-                    else "write that line without the number, give the Dim other bounds, or pass Dim.AUTO to have what "
-                    "is possible",
+                    fix=fix,
                     location=condition.line,
                 )
 
