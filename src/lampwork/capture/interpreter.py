@@ -84,13 +84,13 @@ class Interpreter:
         self.options = options
         self.stop_at = stop_at
         self.frames: list[Frame] = []
-        self.guards = GuardBuilder(self._line)
+        self.guards = GuardBuilder()
         self.environment = Environment(
             recorder, self.guards, births, options.dynamic, options.trains_dtensors
         )
         self.whereabouts = Whereabouts(self.frames, self.environment, options.roots or ModuleRoots())
         self.whereabouts.within = options.within
-        recorder.scope.where = self._line
+        recorder.scope.where = self.guards.line = self.whereabouts.line
         recorder.where = self.whereabouts.place
         self.effects = Effects(self.environment)
         self.effort = Effort()
@@ -100,6 +100,9 @@ class Interpreter:
         self.attributes: dict[tuple[int, str], Any] = {}
         self.plain: set[type] = set()  # the classes of objects whose attributes are read as those of most are
         self.globals: dict[tuple[int, str], Any] = {}
+        self.ordinary: dict[
+            int, types.FunctionType
+        ] = {}  # those that are interpreted, whatever their arguments
         self.inside_cells: dict[int, types.CellType] = {}
         self.gives_numbers: set[int] = set()  # ids of objects whose numbers are being asked for
         self.inside_functions: dict[int, types.FunctionType] = {}
@@ -304,8 +307,9 @@ class Interpreter:
             frame.clear()
         for table in (self.frames, self.kept, self._generators):
             table.clear()
-        for table in (self.raising, self.attributes, self.globals, self.inside_cells, self.inside_functions):
+        for table in (self.raising, self.attributes, self.globals, self.ordinary, self.inside_cells):
             table.clear()
+        self.inside_functions.clear()
         self.environment.close()
         self.effects.close()
         self.recorder.close()
@@ -383,6 +387,9 @@ class Interpreter:
         written = self.effects.cell_value(cell)
         if written is not None:
             return written.value
+        known = self.environment.cells.get(id(cell))
+        if known is not None:
+            return self.environment.present(known[1])
         try:
             contents = cell.cell_contents
         except ValueError:
@@ -402,7 +409,10 @@ class Interpreter:
         if type(contents) in CONSTANTS or self.environment.is_state(contents, source):
             return self.environment.read(contents, source, name)
         self.guards.add(source, "is", contents)
-        return self.environment.known(contents, name)
+        found = self.environment.known(contents, name)
+        if found is contents:
+            self.environment.cells[id(cell)] = (cell, contents)
+        return found
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         if id(cell) in self.inside_cells:
@@ -415,10 +425,6 @@ class Interpreter:
     def user_location(self) -> Location:
         """The user's line that is at work."""
         return self.whereabouts.location()
-
-    def _line(self) -> Location | None:
-        """The user's line that needs a guard, if one does."""
-        return self.whereabouts.location() if self.frames else None
 
     def handled(self) -> BaseException | None:
         """The exception that a bare `raise` would raise again."""

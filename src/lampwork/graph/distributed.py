@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -42,7 +42,17 @@ def dtensors(value: Any) -> Iterator[Any]:
 
 
 def holds_dtensors(value: Any) -> bool:
-    return next(dtensors(value), None) is not None
+    """Whether there are any."""
+    kind = getattr(sys.modules.get(_HOME), "DTensor", None)
+    return kind is not None and _holds(value, kind)
+
+
+def _holds(value: Any, kind: type) -> bool:
+    if isinstance(value, dict):
+        value = cast("dict[Any, Any]", value).values()
+    elif not isinstance(value, (tuple, list)):
+        return type(value) is kind
+    return any(_holds(item, kind) for item in cast("Iterable[Any]", value))
 
 
 def make_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool = False) -> Any:
@@ -71,7 +81,7 @@ def passes_on(rec: Recorder, func: Any, types: Sequence[type]) -> bool:
     Raises:
         UnsupportedOpError: it is called where no DTensors are looked for.
     """
-    if not any(kind is not TraceTensor and is_dtensor(kind) for kind in types):
+    if not any(map(is_dtensor, types)):
         return False
     if not rec.distributes:
         raise UnsupportedOpError(f"{func} is called on a DTensor where nobody looks for one")

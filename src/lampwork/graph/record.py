@@ -15,6 +15,7 @@ The mode works below autograd, where operators that torch composes of others sti
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -64,6 +65,8 @@ from lampwork.graph.tracetensor import Storage, TraceTensor, ViewStep, make_trac
 from lampwork.graph.within import Again, Autocast, may_be_cast_inside
 
 aten = torch.ops.aten
+
+_NOT_IN_NAMES = re.compile(r"\W")
 
 # Operators that give the number in a tensor.
 _SCALARS = frozenset({aten.item.default, aten._local_scalar_dense.default})
@@ -192,7 +195,7 @@ class Recorder(TorchDispatchMode):
             before = self.inputs[-1].node.next
         else:
             before = self.graph._root.next  # pyright: ignore
-        text = "".join(c if c.isalnum() else "_" for c in name)
+        text = _NOT_IN_NAMES.sub("_", name)
         with self.graph.inserting_before(before):
             return self.graph.create_node("placeholder", text, (), {}, name=text)
 

@@ -271,6 +271,8 @@ def _check_arguments(function: Any, args: Args, kwargs: Kwargs) -> None:
 
 
 def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    if id(function) in interp.ordinary:
+        return interp.call_python(function, args, kwargs)
     override = OVERRIDES.get(function)
     if override is not None:
         _check_arguments(function, args, kwargs)
@@ -328,7 +330,22 @@ def _call_python(interp: Interpreter, function: types.FunctionType, args: Args, 
         raise Break("LW103", describe(function))
     elif module in torch_calls.RUN_AS_THEY_ARE or module.partition(".")[0] in _EFFECTFUL:
         raise Break("LW104", describe(function))
+    if _is_ordinary(interp, function):
+        interp.ordinary[id(function)] = function
     return interp.call_python(function, args, kwargs)
+
+
+def _is_ordinary(interp: Interpreter, function: types.FunctionType) -> bool:
+    """Whether all calls of an outside function are interpreted, since one was: what it is treated by does not hang on
+    its arguments."""
+    return not (
+        function is GETATTR
+        or function.__dict__
+        or function.__code__ is SINGLE_DISPATCH
+        or id(function) in interp.inside_functions
+        or ours.is_ours(function.__module__)
+        or torch_calls.is_named_as_step(function)
+    )
 
 
 def _call_repr(interp: Interpreter, function: types.FunctionType, args: Args) -> str:
@@ -361,7 +378,9 @@ def _native_python(interp: Interpreter, function: types.FunctionType, args: Args
 
 def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Any:
     owner = getattr(function, "__self__", None)
-    if owner is None or isinstance(owner, types.ModuleType):
+    kind = type(owner)
+    of_module, of_class = owner is None or issubclass(kind, types.ModuleType), issubclass(kind, type)
+    if of_module:
         override = OVERRIDES.get(function)
         if override is not None:
             _check_arguments(function, args, kwargs)
@@ -370,20 +389,16 @@ def _call_builtin(interp: Interpreter, function: Any, args: Args, kwargs: Kwargs
             return run_pure(interp, function, args, kwargs)
         if function in BREAKING:
             raise Break(BREAKING[function], describe(function))
-    elif isinstance(owner, type) and function in PURE:
+    elif of_class and function in PURE:
         return run_pure(interp, function, args, kwargs)
     if torch_calls.is_torch_builtin(function):
         torch_calls.check_builtin(function)
         return torch_calls.call_native(interp, function, args, kwargs)
     if is_allowed(function):
         return torch_calls.call_native(interp, function, args, kwargs)
-    if owner is None or isinstance(owner, types.ModuleType):
+    if of_module:
         raise Break("LW103", describe(function))
-    if (
-        isinstance(owner, type)
-        and type(function) is types.MethodWrapperType
-        and function.__name__ == "__call__"
-    ):
+    if of_class and type(function) is types.MethodWrapperType and function.__name__ == "__call__":
         return make_instance(interp, owner, args, kwargs)  # super().__call__() in a metaclass
     return call_method(interp, owner, function.__name__, function, args, kwargs)
 

@@ -253,7 +253,7 @@ def _attribute_slot(interp: Interpreter, owner: Any, bound: Any, values: list[An
     slot: Any = bound.__func__ if type(bound) is types.MethodType else bound
     bases = [base for base in kind.__mro__ if type(vars(base).get(name)) is types.WrapperDescriptorType]
     native = bases[0]
-    special = isinstance(owner, _OWN_ATTRIBUTES)
+    special = issubclass(type(owner), _OWN_ATTRIBUTES)
     is_own = slot.__objclass__ is native
     if not is_own and (special or (name != "__getattribute__" and native not in GENERIC)):
         raise Break("LW103", f"{slot.__objclass__.__name__}.{name}() of a {kind.__name__}")

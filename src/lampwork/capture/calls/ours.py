@@ -53,7 +53,10 @@ def is_for_eager(function: types.FunctionType, args: list[Any]) -> bool:
 
 def is_of_stand_in(function: types.FunctionType, args: list[Any]) -> bool:
     """Whether a function is called as a method of what stands for an object of the program. It runs as it is."""
-    return bool(args) and isinstance(args[0], _STAND_INS) and function.__module__ == type(args[0]).__module__
+    if not args:
+        return False
+    kind = type(args[0])
+    return function.__module__ == kind.__module__ and issubclass(kind, _STAND_INS)
 
 
 def is_made_by_eager(cls: type) -> bool:

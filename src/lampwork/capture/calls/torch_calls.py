@@ -324,9 +324,14 @@ def check_training(function: types.FunctionType, module: str, args: list[Any]) -
         raise Break("LW123", f"{module}.{function.__qualname__}()")
 
 
+def is_named_as_step(function: types.FunctionType) -> bool:
+    """Whether a function may be the step of an optimizer, as its first argument says."""
+    return function.__code__.co_qualname == _HOOKED_STEP
+
+
 def _is_own_step(function: types.FunctionType, args: list[Any]) -> bool:
     """Whether a function is the step of an optimizer that is not made of one of torch's."""
-    if function.__code__.co_qualname != _HOOKED_STEP or not args:
+    if not is_named_as_step(function) or not args:
         return False
     receiver = args[0].value if type(args[0]) is Lazy else args[0]
     named = [cls for cls in type(receiver).__mro__ if (cls.__module__ or "").startswith("torch.optim.")]
@@ -476,12 +481,13 @@ def make_parameter(interp: Interpreter, args: list[Any], kwargs: dict[str, Any])
 
 def is_torch_builtin(function: Any) -> bool:
     """Whether a native function is one of torch's operators."""
-    owner = getattr(function, "__self__", None)
-    if type(owner) is TraceTensor or is_dtensor(type(owner)):
+    owner: Any = getattr(function, "__self__", None)
+    kind = type(owner)
+    if kind is TraceTensor or is_dtensor(kind):
         return True
-    if isinstance(owner, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return is_torch_module(owner.__name__)
-    if isinstance(owner, type):
+    if issubclass(kind, type):
         return is_torch_module(owner.__module__)
     return is_torch_module(getattr(function, "__module__", None)) or is_torch_module(
         getattr(getattr(function, "__objclass__", None), "__module__", None)

@@ -76,6 +76,15 @@ SUBSCRIPT = 26
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _FOLDED = frozenset({"CACHE", "EXTENDED_ARG", "PRECALL"})
+# All others are what their bytes say.
+_TAKEN_APART = frozenset(
+    {
+        *_FOLDED, "KW_NAMES", "CALL", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_SUPER_ATTR", "COMPARE_OP", "CALL_FUNCTION_EX",
+    }
+)  # fmt: skip
+_WHOLE = frozenset(
+    opcode for opcode, name in enumerate(dis.opname) if name not in _TAKEN_APART and opcode not in _JUMPS
+)
 
 
 def _comparison(arg: int) -> Any:
@@ -113,9 +122,13 @@ def _decode(code: types.CodeType, table: Mapping[str, Handler]) -> Decoded:
     index_of: dict[int, int] = {}
     kwnames: tuple[str, ...] = ()
     jumps: list[int] = []
+    names = dis.opname
     for offset, opcode, number, arg, line in bytecode.instructions(code):
         index_of[offset] = len(instructions)
-        name = dis.opname[opcode]
+        name = names[opcode]
+        if opcode in _WHOLE:
+            instructions.append(Instruction(name, arg, offset, line))
+            continue
         if name in _FOLDED:
             continue
         if name == "KW_NAMES":
@@ -174,6 +187,7 @@ class Frame:
         "pending",
         "place",
         "seen",
+        "seen_at",
         "shown",
         "stack",
         "steps",
@@ -202,6 +216,7 @@ class Frame:
         self.steps = 0
         self.above: Above | None = None
         self.seen: Location | None = None
+        self.seen_at = 0
         self.within: Within | None = None
         self.shown: Location | None = None
         self.place: Place | None = None

@@ -160,11 +160,15 @@ def _check_registration(interp: Interpreter, obj: Any, entry: Entry, name: str, 
 
 def guarded_hooks(interp: Interpreter, name: str) -> dict[int, Any]:
     """A table of hooks for all modules, which hooks it has being guarded."""
+    known = interp.environment.hooks.get(name)
+    if known is not None:
+        return known
     table: dict[str, Any] = torch_module.__dict__
     hooks: dict[int, Any] = table[name]
     interp.guards.version(hooks, name)
     place = DictItem(interp.guards.version(table, torch_module.__name__), name)
     interp.guards.add(place, "keys", tuple(hooks), slow=True)
+    interp.environment.hooks[name] = hooks
     return hooks
 
 

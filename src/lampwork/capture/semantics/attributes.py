@@ -112,17 +112,17 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
         return getattr(fixed(obj), name)
     if kind in _NATIVE_TYPES:
         return getattr(obj, name)
-    if isinstance(obj, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         value = _load_python_module_attr(interp, obj, name)
-    elif isinstance(obj, type):
+    elif issubclass(kind, type):
         value = _load_class_attr(interp, obj, name)
     elif kind is super:
         return _load_super_attr(interp, obj, name)
     elif kind is types.FunctionType:
         return _load_function_attr(interp, obj, name)
-    elif isinstance(obj, enum.Enum):
+    elif issubclass(kind, enum.Enum):
         return _load_enum_attr(interp, obj, name)
-    elif isinstance(obj, threading.local):
+    elif issubclass(kind, threading.local):
         return _load_local_attr(interp, obj, name)
     elif kind is types.TracebackType and interp.environment.entry(obj) is None:
         raise Break("LW117", "an exception whose traceback is read")
@@ -290,7 +290,8 @@ def _get_natively(
     """
     if name == "__class__":
         return interp.environment.python_type(obj)
-    if entry is None or isinstance(found, _METHOD_DESCRIPTORS) or isinstance(obj, tuple):
+    kind = type(obj)
+    if entry is None or isinstance(found, _METHOD_DESCRIPTORS) or issubclass(kind, tuple):
         entry = None  # the items of a tuple were read with it
         value = found.__get__(obj, type(obj))
     else:
@@ -309,7 +310,6 @@ def _get_natively(
     label = f"{entry.name}.{name}"
     if is_slot(found):
         return interp.environment.read(value, Slot(entry.source, found), label, slow=entry.known)
-    kind = type(obj)
     getattribute, _ = interp.lookup(kind, "__getattribute__")
     if interp.lookup(kind, name)[0] is found and not isinstance(getattribute, types.FunctionType):
         return interp.environment.read(value, Attr(entry.source, name), label)
@@ -636,7 +636,7 @@ def _load_super_attr(interp: Interpreter, obj: super, name: str) -> Any:
     interp.environment.classes.guard_bases(view.__self_class__)
     mro = view.__self_class__.__mro__
     for base in mro[mro.index(view.__thisclass__) + 1 :]:
-        held = interp.effects.attribute(base, name) if interp.effects.attributes else None
+        held = interp.effects.attribute(base, name) if interp.effects.on_classes else None
         if held is not None:
             return held.value
         # What the class inherits may lie further on, but guards its name in this one, too.
@@ -650,9 +650,10 @@ def _get_by_super(interp: Interpreter, view: Any, found: Any, base: type, name: 
     receiver = view.__self__
     if receiver is view.__self_class__:
         return _get_from_class(interp, found, base, receiver, name)
-    if isinstance(receiver, type):
+    kind = type(receiver)
+    if issubclass(kind, type):
         return _get_from_metaclass(interp, receiver, found, base, name)
-    if isinstance(receiver, (types.ModuleType, enum.Enum)):
+    if issubclass(kind, (types.ModuleType, enum.Enum)):
         label = receiver.__name__ if isinstance(receiver, types.ModuleType) else str(receiver)
         entry = Entry(receiver, Known(receiver, label), True, label)
     else:

@@ -47,7 +47,7 @@ def check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: E
 
 def written_on_class(interp: Interpreter, cls: type, name: str) -> Written | None:
     """What the region wrote to this attribute of a class or of one of its bases, if that is what a read finds."""
-    if not interp.effects.attributes:
+    if not interp.effects.on_classes:
         return None
     for base in cls.__mro__:
         written = interp.effects.attribute(base, name)
@@ -107,7 +107,7 @@ def load_item(
 def read_own(interp: Interpreter, obj: Any, name: str, entry: Entry | None) -> Any:
     """What an object has under a name in its `__dict__`, guarded, whatever its class has; MISSING if nothing."""
     if entry is not None:
-        written = interp.effects.attribute(obj, name)
+        written = interp.effects.written_to(entry.value, name)
         if written is not None:
             is_elsewhere = written.deleted or is_registered(interp, obj, name, written.value)
             return MISSING if is_elsewhere else written.value
@@ -163,27 +163,39 @@ def load_registered(interp: Interpreter, obj: torch.nn.Module, name: str) -> Any
     if entry is None:
         return GETATTR(obj, name)
     table = obj.__dict__
-    written = interp.effects.attribute(obj, name)
+    written = interp.effects.written_to(entry.value, name)
     if written is not None and is_registered(interp, obj, name, written.value):
         if written.deleted:
             raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
         return written.value
-    tables = table_source(interp, entry, table)
     for kind in MODULE_TABLES:
-        items = cast("dict[str, Any] | None", table.get(kind))
-        if items is None:
-            interp.guards.add(tables, "missing_key", kind, slow=entry.known)
+        registered = _registry(interp, entry, table, kind)
+        if registered is None:
             continue
-        interp.guards.add(DictItem(tables, kind), "is", items, slow=entry.known)
+        items: dict[str, Any] = registered.value
         shadow = interp.environment.shadows.of_original.get(id(items))
         if shadow is not None and name in shadow.copy:
             return shadow.copy[name]
-        registered = interp.guards.version(items, f"{entry.name}.{kind}")
         if name in items:
             place = DictItem(registered, name)
             return interp.environment.read(items[name], place, f"{entry.name}.{name}", slow=True)
         interp.guards.add(registered, "missing_key", name, slow=True)
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+
+
+def _registry(interp: Interpreter, entry: Entry, table: dict[str, Any], kind: str) -> Known | None:
+    """One of the tables of a module, of which is guarded that it is this one; None if the module has none."""
+    found = interp.environment.registries.get((id(entry.value), kind))
+    if found is None:
+        tables = table_source(interp, entry, table)
+        items = cast("dict[str, Any] | None", table.get(kind))
+        if items is None:
+            interp.guards.add(tables, "missing_key", kind, slow=entry.known)
+            return None
+        interp.guards.add(DictItem(tables, kind), "is", items, slow=entry.known)
+        found = interp.guards.version(items, f"{entry.name}.{kind}")
+        interp.environment.registries[id(entry.value), kind] = found
+    return found
 
 
 def whole_dict(interp: Interpreter, entry: Entry, obj: Any, table: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ class Effect:
 def instance_dict(obj: Any) -> dict[str, Any] | None:
     """The instance attributes of an object; those of the calling thread for a threading.local."""
     try:
-        if isinstance(obj, threading.local):
+        if issubclass(type(obj), threading.local):
             return obj.__dict__
         return cast(dict[str, Any], object.__getattribute__(obj, "__dict__"))
     except AttributeError:
@@ -69,7 +69,7 @@ def _setter(target: Any) -> Callable[[Any, str, Any], None]:
 class Effects:
     """Final-state effects: per place, the last value written. Order among places cannot be observed from outside.
 
-    `writes` counts the writes so far.
+    `writes` counts the writes so far. `on_classes`: some of them were to attributes of classes.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -79,6 +79,7 @@ class Effects:
         self.cells: dict[int, tuple[types.CellType, Written]] = {}
         self.calls: list[Effect] = []
         self.writes = 0
+        self.on_classes = False
 
     def close(self) -> None:
         """Let go of what was written."""
@@ -100,6 +101,7 @@ class Effects:
         """The outside object behind `target`, whose attributes are not what they were from now on."""
         self.writes += 1
         original = self.environment.original(target)
+        self.on_classes = self.on_classes or isinstance(original, type)
         self.environment.shadows.pending.add(id(instance_dict(original)))
         return original
 
@@ -108,10 +110,12 @@ class Effects:
         self.attributes.setdefault(id(target), (target, {}))[1][name] = Written(None, True)
 
     def attribute(self, target: Any, name: str) -> Written | None:
-        if not self.attributes:
-            return None
-        found = self.attributes.get(id(self.environment.original(target)))
-        return found[1].get(name) if found is not None else None
+        return self.written_to(self.environment.original(target), name) if self.attributes else None
+
+    def written_to(self, original: Any, name: str) -> Written | None:
+        """As `attribute`, for an outside object, and for nothing that stands for one."""
+        found = self.attributes.get(id(original))
+        return None if found is None else found[1].get(name)
 
     # --- globals and cells ----------------------------------------------------------------------------------------
 

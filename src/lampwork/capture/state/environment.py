@@ -85,6 +85,12 @@ class Environment:
         self.entries: dict[int, Entry] = {}
         # The guarded instance dicts of known objects, by the ids of those.
         self.tables: dict[int, Known] = {}
+        # The guarded tables of modules, by the ids of those and by name.
+        self.registries: dict[tuple[int, str], Known] = {}
+        # The guarded hooks for all modules, by the names of their tables.
+        self.hooks: dict[str, dict[int, Any]] = {}
+        # Cells from outside that are guarded to hold what they hold, and that.
+        self.cells: dict[int, tuple[types.CellType, Any]] = {}
         self.functions = Functions(self)
         self.lifting = Lifting(recorder, guards, dynamic)
         self.distributed = Distributed(self.lifting, guards, trains_dtensors)
@@ -95,7 +101,8 @@ class Environment:
     def close(self) -> None:
         """Let go of what was read."""
         self.entries.clear()
-        self.tables.clear()
+        for table in (self.tables, self.registries, self.hooks, self.cells):
+            table.clear()
         for part in (self.functions, self.distributed, self.lifting, self.shadows):
             part.close()
 
@@ -168,7 +175,7 @@ class Environment:
             self.functions.alike(value, source)
             self.entries[id(value)] = Entry(value, source, False, name)
             return value
-        if slow or isinstance(value, IDENTITIES):
+        if slow or issubclass(kind, IDENTITIES):
             self.guards.add(source, "is", value, slow=slow)
             return self.known(value, name)
         how = treatment(kind)
@@ -285,7 +292,7 @@ class Environment:
         if value is self.shadows.unread:
             return Appended(value)
         kind = type(value)
-        if kind in COPIED or isinstance(value, tuple):
+        if kind in COPIED or issubclass(kind, tuple):
             return self.shadows.of_known(value, self.entries[id(value)])
         base = container_base(kind)
         return value if base is None else self.shadows.stand_in(value, base)
@@ -301,7 +308,11 @@ class Environment:
             Break: LW111: it is neither registered nor the region's own, so nothing would guard what is read of it.
         """
         found = self.entry(value)
-        if found is None and not isinstance(value, _GUARDED_AS_READ) and not self.births.is_inside(value):
+        if (
+            found is None
+            and not issubclass(type(value), _GUARDED_AS_READ)
+            and not self.births.is_inside(value)
+        ):
             raise Break(
                 "LW111", f"a {type(value).__name__} came from native code, whose content no guard sees,"
             )

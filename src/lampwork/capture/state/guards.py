@@ -25,11 +25,11 @@ class GuardBuilder:
     `line` gives the user's line for printing; it is asked once per guard.
     """
 
-    def __init__(self, line: Callable[[], Location | None]) -> None:
+    def __init__(self, line: Callable[[], Location | None] = lambda: None) -> None:
         self.fast: list[Guard] = []
         self.slow: list[Guard] = []
         self.versioned: dict[int, Known] = {}
-        self._line = line
+        self.line = line
         self._seen: set[tuple[Any, ...]] = set()
 
     def add(self, source: Source, kind: GuardKind, expected: Any = None, *, slow: bool = False) -> None:
@@ -42,9 +42,9 @@ class GuardBuilder:
         if key in self._seen:
             return
         self._seen.add(key)
-        if isinstance(source, _POINTERS.get(kind, ())):
-            slow = slow or isinstance(source.base, Known)
-        (self.slow if slow else self.fast).append(Guard(source, kind, expected, self._line()))
+        if not slow and (pointers := _POINTERS.get(kind)) is not None and isinstance(source, pointers):
+            slow = isinstance(source.base, Known)
+        (self.slow if slow else self.fast).append(Guard(source, kind, expected, self.line()))
 
     def again(self, value: Any, source: Source, first: Source | None, *, slow: bool) -> None:
         """Note that a tensor was found that came before: from `first`, or bound where that is None."""

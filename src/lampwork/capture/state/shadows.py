@@ -41,7 +41,7 @@ class Shadows:
         self._guards = environment.guards
         self.of_copy: dict[int, Shadow] = {}  # by id of the copy
         self.of_original: dict[int, Shadow] = {}  # by id of the original
-        self._stood_for: dict[int, Any] = {}  # by id of the stand-in
+        self._behind: dict[int, Any] = {}  # the originals, by id of the copy or stand-in
         self._stand_ins: dict[int, Any] = {}  # by id of the original
         # Ids of namespaces of objects with attributes whose writes are held back.
         self.pending: set[int] = set()
@@ -51,17 +51,16 @@ class Shadows:
 
     def close(self) -> None:
         """Let go of what was read."""
-        for table in (self.of_copy, self.of_original, self._stood_for, self._stand_ins, self.appended):
+        for table in (self.of_copy, self.of_original, self._behind, self._stand_ins, self.appended):
             table.clear()
 
     def original(self, value: Any) -> Any:
         """The outside container that a shadow or stand-in is of, else the value itself."""
-        shadow = self.of_copy.get(id(value))
-        return self._stood_for.get(id(value), value) if shadow is None else shadow.original
+        return self._behind.get(id(value), value)
 
     def stands_in(self, value: Any) -> bool:
         """Whether a value is a shadow or a stand-in."""
-        return id(value) in self.of_copy or id(value) in self._stood_for
+        return id(value) in self._behind
 
     def _add(self, original: Any, copy: Any) -> Any:
         if id(original) in self.pending:
@@ -70,6 +69,7 @@ class Shadows:
         shadow = Shadow(original, copy, before)
         self.of_copy[id(copy)] = shadow
         self.of_original[id(original)] = shadow
+        self._behind[id(copy)] = original
         return copy
 
     def of_unknown(self, value: Any, source: Source, name: str) -> Any:
@@ -166,7 +166,7 @@ class Shadows:
             return found
         entry = self._environment.entries[id(value)]
         copy = allocate(value, base, entry.name)
-        self._stand_ins[id(value)], self._stood_for[id(copy)] = copy, value
+        self._stand_ins[id(value)], self._behind[id(copy)] = copy, value
         if issubclass(base, (set, frozenset)):
             members = native_keys(base, value)
             if base is set:

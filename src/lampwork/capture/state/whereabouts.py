@@ -61,7 +61,10 @@ class Whereabouts:
         if not self.frames:
             return _UNKNOWN
         frame, within = self.frames[-1], self.within
+        if frame.shown is not None and frame.seen_at == frame.ip and frame.within is within:
+            return frame.shown
         line = frame.location
+        frame.seen_at = frame.ip
         if frame.seen is line and frame.within is within and frame.shown is not None:
             return frame.shown
         shown = line if frame.decoded.is_users else self._above(len(self.frames) - 1).users or line
@@ -69,6 +72,10 @@ class Whereabouts:
             shown = Location(shown.file, shown.line, shown.function, within.text)
         frame.seen, frame.within, frame.shown, frame.place = line, within, shown, None
         return shown
+
+    def line(self) -> Location | None:
+        """As `location`; None where nothing runs."""
+        return self.location() if self.frames else None
 
     def place(self) -> Place:
         """What a node that is made now says of where it comes from."""
