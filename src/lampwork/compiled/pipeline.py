@@ -12,7 +12,7 @@ from torch import fx
 from lampwork.backends.eager import EagerBackend
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import Observer
-from lampwork.backends.protocol import Backend, CompileOptions
+from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.compiled.function import Function
 from lampwork.compiled.islands import with_islands
@@ -27,7 +27,6 @@ from lampwork.graph.symbols import bits_of_float, held
 from lampwork.graph.verify import verify
 from lampwork.partitioning import compile_for_sizes, compile_parts, partition
 from lampwork.partitioning.chain import executable
-from lampwork.partitioning.shortcut import Shortcut, shortcut
 from lampwork.partitioning.sizes import ForNumbers, for_all_sizes
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import is_detached, view_base
@@ -108,22 +107,19 @@ def _forward(
     backends: Sequence[Backend],
 ) -> Made:
     """What runs a region's graph, on whose results autograd nodes are put if they can require grad."""
-    passes = Transforming.of(graph, function, backends, observer)
+    passes = Transforming.of(graph, function, backends, observer, region.mutations)
     is_open = bool(region.symbols and symbol_names(reference))
-    options = CompileOptions(function.config, tuple(region.mutations), observer)
-    way = shortcut(graph, passes.ctx, backends, options)
-    compiled = None if way is None else _kept(way, passes, is_open, region)
+    compiled = _kept(passes, is_open, region)
     if compiled is None:
         parts = passes.run()
-        keep = None if way is None or passes.ctx.faults else way.lead(parts)
         if is_open or (region.symbols and symbol_names(graph)):
             compiled = compile_for_sizes(parts, region, observer, function.note_fault)
             is_whole = compiled.once
         else:
             compiled = compile_parts(parts, region, observer, function.note_fault)
             is_whole = isinstance(compiled, Executable | Graphed)
-        if keep is not None and is_whole:
-            keep()
+        if is_whole:
+            passes.keep()
     if isinstance(compiled, ForNumbers):
         made = _for_numbers(region, reference, differentiable, compiled, function)
         # What compiling asked of the sizes has become conditions; whatever asks later only prints.
@@ -133,11 +129,9 @@ def _forward(
     return Made(cut_off(detached) if detached else _with_gradients(differentiable, reference, compiled))
 
 
-def _kept(way: Shortcut, passes: Transforming, is_open: bool, region: Region) -> Any:
+def _kept(passes: Transforming, is_open: bool, region: Region) -> Any:
     """What compiling the parts of a graph would give, from the cache; None if it is not there."""
-    program = way.found(passes.later)
-    if program is None:
-        return None
+    program = passes.found()
     compiled: Any = None
     if is_open and isinstance(program, SymbolicProgram):
         compiled = for_all_sizes(program, region)

@@ -402,6 +402,10 @@ class _Half(Observer):
     def title(self) -> str:
         return f"{self.stages.name} {self.name}"
 
+    def skipped(self, run: Callable[[], None], calls: int) -> None:
+        if self.made is not None:
+            self.made.later = run
+
     def transformed(
         self, graph: fx.Graph, records: Sequence[PassRecord], backend_passes: BackendPasses
     ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -14,25 +14,28 @@ from lampwork.backends.protocol import Backend
 from lampwork.capture.model.region import Region
 from lampwork.capture.state.contexts import beyond_function_modes
 from lampwork.compiled.function import Function
-from lampwork.compiled.transformed import transform
+from lampwork.compiled.transformed import Transforming
 from lampwork.config import using_config
 from lampwork.differentiation.double import record_double, source_values
 from lampwork.differentiation.joint import Asked, Joint, record_joint
 from lampwork.differentiation.saved import Probe, Savings
 from lampwork.differentiation.segments import Segments, memory_of, requires_grad
 from lampwork.differentiation.split import Backward, Split, lay_out_saved, split
-from lampwork.errors import CaptureError, UnsupportedOpError
+from lampwork.errors import BackendError, CaptureError, UnsupportedOpError
 from lampwork.graph.concrete import scope_of
 from lampwork.graph.copying import copy_graph
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import held
 from lampwork.partitioning import compile_open, start_parts
+from lampwork.partitioning.chain import executable
 from lampwork.partitioning.foreign import pass_context
-from lampwork.partitioning.sizes import ForNumbers
+from lampwork.partitioning.sizes import ForNumbers, half_for_all_sizes
 from lampwork.records import record
 from lampwork.runtime import trim_memory
 from lampwork.runtime.autograd import Differentiable
 from lampwork.runtime.doubles import BuildDouble, Double
 from lampwork.runtime.opened import BuildOpen, OpenBackward, Opened
+from lampwork.runtime.program import Program
 from lampwork.runtime.tape import Rerun, below_autocast
 from lampwork.runtime.trained import Awaited, Build, CompiledBackward, Run, Trained
 
@@ -69,13 +72,14 @@ def trainer(
                 exposed = _exposed(halves, rerun, returned)
                 # Who was there before the forward was compiled looks at that of the trained region.
                 seen = observer if foreseen else observer.half("forward")
-                finish, given = _forward(halves, region, shared, function, backends, seen)
-                lay_out_saved(halves, pass_context(function.config, backends).infer)
+                signature, given = _forward_signature(halves, region, shared)
+                forward = _start(halves.forward, signature, function, backends, seen)
+                lay_out_saved(halves, forward.results, pass_context(function.config, backends).infer)
                 backwards = {
                     number: _backward(backward, asked[number], function, backends, observer)
                     for number, backward in halves.backwards.items()
                 }
-                program = finish()
+                program = forward.finish()
                 rerun.savings = rerun.savings or joint.savings
                 trim_memory()  # compilation, or eager's backward, has left much of it
                 return Trained(program, given, len(returned), exposed, backwards)
@@ -118,10 +122,10 @@ def open_trainer(
                 observer.differentiated(halves.at(scope.hints))
                 exposed = _exposed(halves, rerun, returned)
                 signature, given = _forward_signature(halves, region, shared)
-                forward = _compile_open(
+                forward, results = _compile_open(
                     halves.forward, signature, function, backends, observer.half("forward")
                 )
-                lay_out_saved(halves, pass_context(function.config, backends).infer)
+                lay_out_saved(halves, results, pass_context(function.config, backends).infer)
                 backwards = {
                     number: _compile_open(
                         backward.graph,
@@ -129,7 +133,7 @@ def open_trainer(
                         function,
                         backends,
                         observer.half("backward"),
-                    )
+                    )[0]
                     for number, backward in halves.backwards.items()
                 }
         except Exception as error:  # noqa: BLE001  (a failure of ours becomes a backward for each size)
@@ -171,7 +175,7 @@ def _opened(
     return opened
 
 
-@contextmanager
+@contextlib.contextmanager
 def _compiling(function: Function) -> Generator[None]:
     """The options of a function, and none of the modes that its caller is in."""
     with using_config(function.config), pristine.no_grad(), below_autocast(), beyond_function_modes():
@@ -226,20 +230,6 @@ def _trained(rerun: Rerun, joint: Joint) -> frozenset[fx.Node]:
     return frozenset(twin for node, twin in pairs if requires_grad(node))
 
 
-def _forward(
-    halves: Split,
-    region: Region | Signature,
-    shared: Differentiable,
-    function: Function,
-    backends: Sequence[Backend],
-    observer: Observer,
-) -> tuple[Callable[[], Run], tuple[int, ...]]:
-    """What waits for the program of the forward half, and the numbers of those of the region's tensors that it
-    takes."""
-    signature, given = _forward_signature(halves, region, shared)
-    return _start(halves.forward, signature, function, backends, observer), given
-
-
 def _forward_signature(
     halves: Split, region: Region | Signature, shared: Differentiable
 ) -> tuple[Signature, tuple[int, ...]]:
@@ -260,7 +250,7 @@ def _backward(
     backward: Backward, asked: Asked, function: Function, backends: Sequence[Backend], observer: Observer
 ) -> CompiledBackward:
     signature = Signature(backward.inputs, (), ())
-    finish = _start(backward.graph, signature, function, backends, observer.half("backward"))
+    finish = _start(backward.graph, signature, function, backends, observer.half("backward")).finish
 
     def make() -> Run | None:
         try:
@@ -274,7 +264,16 @@ def _backward(
 
 
 def _compile(graph: fx.Graph, signature: Signature, function: Function, backends: Sequence[Backend]) -> Any:
-    return _start(graph, signature, function, backends)()
+    return _start(graph, signature, function, backends).finish()
+
+
+@record
+class Started:
+    """A program that is being compiled: the call of `finish` waits for its machine code. `results`: the specs of what
+    it returns."""
+
+    finish: Callable[[], Any]
+    results: Sequence[TensorSpec]
 
 
 def _start(
@@ -283,10 +282,19 @@ def _start(
     function: Function,
     backends: Sequence[Backend],
     observer: Observer = NOBODY,
-) -> Callable[[], Any]:
-    """Begin to compile a program: the call of what this gives waits for its machine code."""
-    parts = transform(graph, function, backends, observer)
-    return start_parts(parts, cast(Any, signature), observer, function.note_fault, trains=True)
+) -> Started:
+    """Begin to compile a program, or take it from the cache."""
+    passes = Transforming.of(graph, function, backends, observer, signature.mutations)
+    program = passes.found()
+    if isinstance(program, Program):
+        with contextlib.suppress(BackendError):  # said again, and handled, where it is compiled
+            made = executable(program, cast(Any, signature), trains=True)
+            passes.skip()
+            return Started(lambda: made, passes.results)
+    parts = passes.run()
+    region = cast(Any, signature)
+    finish = start_parts(parts, region, observer, function.note_fault, trains=True, whole=passes.keep)
+    return Started(finish, passes.results)
 
 
 def _compile_open(
@@ -295,13 +303,22 @@ def _compile_open(
     function: Function,
     backends: Sequence[Backend],
     observer: Observer,
-) -> ForNumbers:
-    """
+) -> tuple[ForNumbers, Sequence[TensorSpec]]:
+    """What runs a half for all sizes, and the specs of what it returns.
+
     Raises:
         UnsupportedOpError: no backend leaves all sizes of the graph open.
     """
-    parts = transform(graph, function, backends, observer)
-    compiled = compile_open(parts, cast(Any, signature), observer)
+    passes = Transforming.of(graph, function, backends, observer, signature.mutations)
+    program = passes.found()
+    if program is not None:
+        with contextlib.suppress(BackendError):  # said again where it is compiled
+            found = half_for_all_sizes(program, graph, cast(Any, signature))
+            if found is not None:
+                passes.skip()
+                return found, passes.results
+    compiled = compile_open(passes.run(), cast(Any, signature), observer)
     if compiled is None:
         raise UnsupportedOpError("a half of a training step is not compiled for all sizes at once")
-    return compiled
+    passes.keep()
+    return compiled, passes.results

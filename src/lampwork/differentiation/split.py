@@ -9,10 +9,10 @@ after:  saved: mm                                         backward computes gelu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import getitem
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import fx
@@ -113,14 +113,15 @@ def split(joint: Joint, trained: frozenset[fx.Node], budget: float = 1.0) -> Spl
     return Split(forward, order, specs, exposed, backwards, tuple(again), budget, choice.default_bytes)
 
 
-def lay_out_saved(halves: Split, infer: Infer) -> None:
+def lay_out_saved(halves: Split, results: Sequence[TensorSpec], infer: Infer) -> None:
     """Have the backwards read what is saved in the strides in which the forward, after its passes, leaves it.
+
+    `results`: the specs of what the forward returns then.
 
     before: forward saves %c: (4, 64, 56, 56) channels last, backward reads %c: (4, 64, 56, 56) row-major
     after:  backward reads %c: (4, 64, 56, 56) channels last; its gradients have the strides that they had
     """
-    output = next(iter(reversed(halves.forward.nodes)))
-    saved: Any = output.args[0]
+    saved = results[len(results) - len(halves.saved) :]
     for backward in halves.backwards.values():
         placeholders = [node for node in backward.graph.nodes if node.op == "placeholder"]
         changed: list[fx.Node] = []
@@ -128,7 +129,7 @@ def lay_out_saved(halves: Split, infer: Infer) -> None:
             was: TensorSpec = node.meta["val"]
             if given.kind != "saved":
                 continue
-            made: TensorSpec = saved[output.meta["n_shown"] + given.number].meta["val"]
+            made = saved[given.number]
             if made.strides != was.strides:
                 node.meta.update(val=with_strides(was, made.strides), eager_val=was)
                 changed.append(node)

@@ -121,15 +121,20 @@ def compile_parts(
     return start_parts(parts, region, observer, report)()
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 def start_parts(
     parts: Sequence[Part],
     region: Region,
     observer: Observer = NOBODY,
     report: Report = raise_fault,
     trains: bool = False,
+    whole: Callable[[], None] = _nothing,
 ) -> Callable[[], Any]:
     """Begin to do what `compile_parts` does; the call of what this gives ends it, under the same options. In between
-    threads compile machine code if the region `trains`."""
+    threads compile machine code if the region `trains`. `whole` is called where one Program is made of all of it."""
     if len(parts) > 1 or not Traits.of(parts[0].backend).writes_inputs:
         chain = _Linker(parts, region, observer, report).chain()
         return lambda: chain
@@ -155,6 +160,7 @@ def start_parts(
     try:
         program = compile_graph(part.backend, part.graph, options, region.bound).compiled
         if isinstance(program, Program):
+            whole()
             return functools.partial(finish, program)
         raise BackendError(
             f"backend {part.backend.name} says that it writes inputs, but made no Program",

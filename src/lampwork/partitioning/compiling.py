@@ -177,12 +177,12 @@ def _made(
     kept = keeping(backend, traits, graph, options, origin)
     if kept is None:
         return _compile(backend, traits, graph, options, bound)
-    found = kept.restored(kept.store.get(kept.key))
+    found = kept.restored(kept.subject.store.get(kept.key))
     if found is not None:
         return Made(*found)
     if options.waits:
         # In this thread: with others, the runtime looks closer at what may write to weights, which takes longer.
-        with kept.store.making(kept.key) as content:
+        with kept.subject.store.making(kept.key) as content:
             found = kept.restored(content)
             if found is not None:
                 return Made(*found)

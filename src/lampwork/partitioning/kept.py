@@ -23,13 +23,12 @@ from lampwork.cache import Key, Store, store
 from lampwork.capture.model.region import GlobalState
 from lampwork.config import Config
 from lampwork.errors import BackendError, SerialError
-from lampwork.graph.concrete import scope_of
-from lampwork.graph.origin import place_of
 from lampwork.graph.symbols import Scope
 from lampwork.partitioning.demands import Demands, demands_from_json, demands_to_json
 from lampwork.plugins.fingerprint import content_hash
 from lampwork.records import record
-from lampwork.serial import from_text, graph_to_json, to_text
+from lampwork.serial import from_text, to_text
+from lampwork.serial.graph_texts import graph_text
 from lampwork.serial.own_code import own_code
 from lampwork.serial.specs import scope_to_json
 from lampwork.serial.values import mapping
@@ -61,29 +60,76 @@ _SMALLEST_NORMAL = sys.float_info.min
 
 
 @record
-class Keeping:
-    """Where the program of a graph is kept. `scope`: of the graph's symbols."""
+class Subject:
+    """A graph that a backend compiles under some options, with the store that has what was made of others. `scope`: of
+    its symbols. `parts`: of its keys, by name."""
 
     store: Store
-    key: Key
     backend: Backend
     traits: Traits
     graph: fx.Graph
-    scope: Scope | None
     options: CompileOptions
+    scope: Scope | None
+    parts: Mapping[str, str]
+
+    @staticmethod
+    def of(backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions) -> Subject | None:
+        """None if nothing that is made of it is to be kept.
+
+        Steps of a program have the user's `record_function`s, which are told apart by numbers of this process: such
+        graphs are not kept.
+        """
+        if traits.key_parts is None or (kept := store(options.config)) is None:
+            return None
+        theirs = traits.key_parts(graph, options)
+        if theirs is None or _has_labels(graph):
+            return None
+        try:
+            text = graph_text(graph)
+            scope = text.scope
+            parts = {
+                "graph": _digest(text.nodes.encode()),
+                "symbols": "" if scope is None else _digest(to_text(_symbols(scope))),
+                "writes": repr(options.mutations),
+                "views": repr(options.views),
+                "backend": kind_of(backend),
+                "code": own_code(),
+                "torch": f"{torch.__version__} {torch.version.git_version}",
+                "state": _fields_text(GlobalState.now()),
+                "denormals": "flushed" if flushes_denormals() else "kept",
+                **{f"{backend.name} {name}": text for name, text in theirs.items()},
+            }
+        except SerialError as error:
+            logs.emit("cache", f"a graph has no key, and is compiled: {error.cause}")
+            return None
+        return Subject(kept, backend, traits, graph, options, scope, parts)
+
+    def key(self, kind: str, left_out: Mapping[str, str], **more: str) -> Key:
+        """All that makes a difference to what is made of it: its parts, the options but for those that are `left_out`,
+        and what more there is."""
+        return Key(kind, {**self.parts, "options": options_text(self.options.config, left_out), **more})
+
+
+@record
+class Keeping:
+    """Where the program of a graph is kept."""
+
+    subject: Subject
+    key: Key
 
     def restored(self, content: bytes | None) -> tuple[Compiled, Demands | None] | None:
         """What was kept, and what it asks of the symbols; None if that is damaged, or does not serve this call."""
-        if content is None or self.traits.restore is None:
+        subject, scope = self.subject, self.subject.scope
+        if content is None or subject.traits.restore is None:
             return None
         try:
-            demands, rest = _parts(content, self.scope)
-            if demands is not None and self.scope is not None and not demands.hold_for(self.scope):
+            demands, rest = _parts(content, scope)
+            if demands is not None and scope is not None and not demands.hold_for(scope):
                 logs.emit("cache", f"{self.key} is for other sizes")
                 return None
-            compiled = self.traits.restore(rest, self.graph, self.options)
-            if demands is not None and self.scope is not None:
-                demands.make_of(self.scope)
+            compiled = subject.traits.restore(rest, subject.graph, subject.options)
+            if demands is not None and scope is not None:
+                demands.make_of(scope)
         except (SerialError, BackendError) as error:
             logs.emit("cache", f"{self.key} cannot be used: {error.cause}")
             return None
@@ -92,67 +138,26 @@ class Keeping:
 
     def keep(self, compiled: Any, demands: Demands | None) -> None:
         """Keep what was compiled, once the machine code is there; where that cannot be, the log has a line."""
-        assert self.traits.save is not None
+        save = self.subject.traits.save
+        assert save is not None
         try:
-            saved = self.traits.save(compiled)
+            saved = save(compiled)
             head = to_text({"demands": None if demands is None else demands_to_json(demands)})
         except (SerialError, BackendError) as error:
             logs.emit("cache", f"{self.key} is not kept: {error.cause}")
         else:
             content = b"".join((len(head).to_bytes(_LENGTH, "little"), head, saved))
-            self.store.put(self.key, content)
+            self.subject.store.put(self.key, content)
 
 
 def keeping(
     backend: Backend, traits: Traits, graph: fx.Graph, options: CompileOptions, origin: str = ""
 ) -> Keeping | None:
-    """Where what `backend` makes of `graph` is kept; None if it is not to be.
-
-    Steps of a program have the user's `record_function`s, which are told apart by numbers of this process: such graphs
-    are not kept.
-    """
-    if traits.key_parts is None or (kept := store(options.config)) is None:
+    """Where what `backend` makes of `graph` is kept; None if it is not to be."""
+    subject = Subject.of(backend, traits, graph, options)
+    if subject is None:
         return None
-    parts = parts_of_key(backend, traits, graph, options, origin)
-    if parts is None:
-        return None
-    return Keeping(kept, Key("program", parts), backend, traits, graph, scope_of(graph), options)
-
-
-def parts_of_key(
-    backend: Backend,
-    traits: Traits,
-    graph: fx.Graph,
-    options: CompileOptions,
-    origin: str = "",
-    left_out: Mapping[str, str] = NOT_IN_CODE,
-) -> dict[str, str] | None:
-    """All that makes a difference to what `backend` makes of `graph`, by name; None if that is not to be kept.
-
-    `left_out`: the options that make none.
-    """
-    theirs = None if traits.key_parts is None else traits.key_parts(graph, options)
-    if theirs is None or _has_labels(graph):
-        return None
-    try:
-        scope, found = scope_of(graph), graph_to_json(graph)
-        return {
-            "graph": _digest(to_text(found["nodes"])),
-            "symbols": "" if scope is None else _digest(to_text(_symbols(scope))),
-            "writes": repr(options.mutations),
-            "views": repr(options.views),
-            "origin": origin,
-            "options": options_text(options.config, left_out),
-            "backend": kind_of(backend),
-            "code": own_code(),
-            "torch": f"{torch.__version__} {torch.version.git_version}",
-            "state": _fields_text(GlobalState.now()),
-            "denormals": "flushed" if flushes_denormals() else "kept",
-            **{f"{backend.name} {name}": text for name, text in theirs.items()},
-        }
-    except SerialError as error:
-        logs.emit("cache", f"a graph has no key, and is compiled: {error.cause}")
-        return None
+    return Keeping(subject, subject.key("program", NOT_IN_CODE, origin=origin))
 
 
 def options_text(config: Config, left_out: Mapping[str, str] = NOT_IN_CODE) -> str:
@@ -184,7 +189,7 @@ def _symbols(scope: Scope) -> Any:
 
 
 def _has_labels(graph: fx.Graph) -> bool:
-    origins = (place_of(node).origin for node in graph.nodes)
+    origins = (node.meta.get("origin") for node in graph.nodes)
     return any(origin is not None and origin.labels for origin in origins)
 
 
@@ -248,7 +253,7 @@ class Saver:
     def _work(self) -> None:
         keeping = self._keeping
         try:
-            with keeping.store.making(keeping.key) as self._found:
+            with keeping.subject.store.making(keeping.key) as self._found:
                 self._begun.set()
                 self._ended.wait()
                 if self._made is not None:

@@ -2,6 +2,8 @@
 
 An entry leads from everything that passes and backends go by, the captured graph first, to the key of the program that
 they came to. Passes see a graph and a `PassContext`, and of the process what is in the key: `tests` hold them to it.
+It is so for a half of a training step, too. What forward's passes have a say in beyond their own graph is how tensors
+are laid out that it saves, as backward reads them so: the entry has the specs of all results.
 Where something else has a say (what users registered, backends from outside, operators of others, fuel), or somebody is
 to see what the passes do (logs, dumps, checks), there is no such entry.
 """
@@ -19,13 +21,14 @@ from torch import fx
 from lampwork import logs
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.protocol import Backend, CompileOptions, Traits
-from lampwork.cache import Key, Store, store
+from lampwork.cache import Key
 from lampwork.cache.key import read_key
 from lampwork.errors import SerialError
-from lampwork.graph.concrete import scope_of
+from lampwork.graph.known import ask, known_value
+from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope
 from lampwork.partitioning.demands import Asked, Demands, demands_from_json, demands_to_json
-from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, keeping, kind_of, parts_of_key
+from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, Subject, keeping, kind_of
 from lampwork.partitioning.parts import Part
 from lampwork.plugins.context import PassContext
 from lampwork.plugins.fuel import FUEL
@@ -33,12 +36,13 @@ from lampwork.records import record
 from lampwork.runtime.program import Program
 from lampwork.serial import from_text, to_text
 from lampwork.serial.graphs import META
-from lampwork.serial.values import expected, mapping, text, whole
+from lampwork.serial.specs import spec_from_json, spec_to_json
+from lampwork.serial.values import expected, items, mapping, text, whole
 from lampwork.standard import functools, operator
 
 _ORIGINS = frozenset({"location", "origin", "recorded_as"})
 """Meta data of nodes that passes hand on, and do not go by."""
-_KNOWN = META | _ORIGINS
+_KNOWN = META | _ORIGINS | {"known"}
 
 _NAMESPACES = frozenset({"aten", "lampwork", "mkldnn", "prims"})
 """Whose operators are torch's and ours: what those of others give is for their authors to say, in each process."""
@@ -46,68 +50,65 @@ _NAMESPACES = frozenset({"aten", "lampwork", "mkldnn", "prims"})
 _SEEN = ("passes", "partition", "graph", "loops", "llvm", "program", "tuning")
 """Topics of the log that show what passes and backends do."""
 
-_KEYS = frozenset({"program", "demands", "calls"})
+_KEYS = frozenset({"program", "demands", "calls", "results"})
 
 
 @record
 class Shortcut:
     """Where it is kept which program a captured graph comes to. `asked`: what its symbols were asked by the capture."""
 
-    store: Store
+    subject: Subject
     key: Key
-    backend: Backend
-    traits: Traits
-    graph: fx.Graph
-    scope: Scope | None
     asked: Asked | None
-    options: CompileOptions
 
     def program(self) -> Led | None:
         """What was kept; None if that is nothing, damaged, or not right for this call."""
-        content = self.store.get(self.key)
+        scope = self.subject.scope
+        content = self.subject.store.get(self.key)
         if content is None:
             return None
         try:
-            led = _read(content, self.scope)
+            led = _read(content, scope, results_of(self.subject.graph))
         except SerialError as error:
             logs.emit("cache", f"{self.key} cannot be used: {error.cause}")
             return None
-        if led.demands is not None and self.scope is not None and not led.demands.hold_for(self.scope):
+        if led.demands is not None and scope is not None and not led.demands.hold_for(scope):
             logs.emit("cache", f"{self.key} is for other sizes")
             return None
         return led
 
-    def found(self, later: Callable[[], None]) -> Program | SymbolicProgram | None:
+    def found(self, later: Callable[[], None]) -> Found | None:
         """The program; None if it is not there. `later` lets the passes run over the graph, for whoever looks at it."""
-        led = self.program()
-        content = None if led is None else self.store.get(led.key)
+        led, subject = self.program(), self.subject
+        content = None if led is None else subject.store.get(led.key)
         if led is None or content is None:
             return None
-        if led.demands is not None and self.scope is not None:
-            led.demands.make_of(self.scope)
-        options = replace(self.options, ready=later)
+        if led.demands is not None and subject.scope is not None:
+            led.demands.make_of(subject.scope)
+        options = replace(subject.options, ready=later)
         options.observer.skipped(later, led.calls)
-        kept = Keeping(self.store, led.key, self.backend, self.traits, self.graph, self.scope, options)
-        restored = kept.restored(content)
+        restored = Keeping(replace(subject, options=options), led.key).restored(content)
         if restored is None or not isinstance(restored[0], Program | SymbolicProgram):
             return None
-        return restored[0]
+        return Found(restored[0], led.results)
 
     def lead(self, parts: Sequence[Part]) -> Callable[[], None]:
         """What keeps which program the graph came to, to be called once there is one for all of it. `parts` are what
         the passes have left, before they are compiled."""
-        if len(parts) != 1 or parts[0].backend is not self.backend:
+        subject = self.subject
+        if len(parts) != 1 or parts[0].backend is not subject.backend:
             return _nothing
         graph = parts[0].graph
-        to = keeping(self.backend, self.traits, graph, self.options)
-        if to is None or (to.scope is None) != (self.scope is None):
+        to = keeping(subject.backend, subject.traits, graph, subject.options)
+        if to is None or (to.subject.scope is None) != (subject.scope is None):
             return _nothing
         demands = None
-        if self.scope is not None and self.asked is not None:
-            demands = demands_to_json(Demands.since(self.asked, self.scope))
+        if subject.scope is not None and self.asked is not None:
+            demands = demands_to_json(Demands.since(self.asked, subject.scope))
         calls = sum(node.op == "call_function" for node in graph.nodes)
-        content = to_text({"program": to.key.text, "demands": demands, "calls": calls})
-        return functools.partial(self.store.put, self.key, content)
+        results = [spec_to_json(spec) for spec in results_of(subject.graph)]
+        content = to_text({"program": to.key.text, "demands": demands, "calls": calls, "results": results})
+        return functools.partial(subject.store.put, self.key, content)
 
 
 def _nothing() -> None:
@@ -115,15 +116,33 @@ def _nothing() -> None:
 
 
 @record
+class Found:
+    """A program that was kept. `results`: the specs of what its graph returns, as the passes left them: the half of a
+    training step saves tensors, and the other half is laid out by theirs."""
+
+    program: Program | SymbolicProgram
+    results: tuple[TensorSpec, ...]
+
+
+@record
 class Led:
-    """The key of a program, what the passes asked of symbols, and how many calls they left."""
+    """The key of a program, what the passes asked of symbols, how many calls they left, and the specs of what the graph
+    returns."""
 
     key: Key
     demands: Demands | None
     calls: int
+    results: tuple[TensorSpec, ...]
 
 
-def _read(content: bytes, scope: Scope | None) -> Led:
+def results_of(graph: fx.Graph) -> tuple[TensorSpec, ...]:
+    """The specs of what a graph returns."""
+    output: Any = next(iter(reversed(graph.nodes)))
+    return tuple(node.meta["val"] for node in output.args[0])
+
+
+def _read(content: bytes, scope: Scope | None, before: Sequence[TensorSpec]) -> Led:
+    """`before`: the specs of what the graph returns, as it was captured."""
     found = mapping(from_text(content), _KEYS)
     key = read_key(text(found["program"]))
     if key is None or key.kind != "program":
@@ -131,7 +150,17 @@ def _read(content: bytes, scope: Scope | None) -> Led:
     if (found["demands"] is None) != (scope is None):
         raise SerialError("demands were expected for a graph with symbols, and for no other")
     demands = None if scope is None else demands_from_json(found["demands"], scope)
-    return Led(key, demands, whole(found["calls"]))
+    results = tuple(spec_from_json(spec, scope or Scope()) for spec in items(found["results"], len(before)))
+    for spec, was in zip(results, before, strict=True):
+        if not isinstance(spec, TensorSpec) or len(spec.shape) != len(was.shape):
+            raise expected(f"a tensor of {len(was.shape)} dimensions", str(spec))
+    return Led(key, demands, whole(found["calls"]), results)
+
+
+def _known_tensors(graph: fx.Graph) -> str:
+    """What is known of tensors that are computed of literals alone."""
+    known = ((node.name, known_value(node)) for node in graph.nodes)
+    return " ".join(f"{name}={ask(value, 'tolist')!r}" for name, value in known if value is not None)
 
 
 def shortcut(
@@ -147,16 +176,14 @@ def shortcut(
     traits = [Traits.of(backend) for backend in backends]
     if not all(map(_is_ours, backends)) or not all(each.trusted for each in traits):
         return None
-    if (kept := store(config)) is None:
+    subject = Subject.of(backends[0], traits[0], graph, options)
+    if subject is None:
         return None
-    backend, first = backends[0], traits[0]
-    parts = parts_of_key(backend, first, graph, options, left_out=NOT_IN_PASSES)
-    if parts is None:
-        return None
-    parts["backends"] = " ".join(map(kind_of, backends))
-    scope = scope_of(graph)
-    asked = None if scope is None else Asked.of(scope)
-    return Shortcut(kept, Key("graph", parts), backend, first, graph, scope, asked, options)
+    key = subject.key(
+        "graph", NOT_IN_PASSES, backends=" ".join(map(kind_of, backends)), known=_known_tensors(graph)
+    )
+    asked = None if subject.scope is None else Asked.of(subject.scope)
+    return Shortcut(subject, key, asked)
 
 
 def _is_ours(backend: Any) -> bool:

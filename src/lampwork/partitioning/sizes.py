@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import fx
+
 from lampwork.backends.native.heap_values import Lives, in_heap, lives_in
 from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import NOBODY, Observer
@@ -72,10 +74,18 @@ def compile_open(parts: Sequence[Part], region: Region, observer: Observer = NOB
         BackendError: a backend failed; the message names it.
     """
     compiled = _for_all(parts, region, observer)
+    return None if compiled is None else half_for_all_sizes(compiled, parts[0].graph, region)
+
+
+def half_for_all_sizes(
+    compiled: Program | SymbolicProgram, graph: fx.Graph, region: Region
+) -> ForNumbers | None:
+    """What runs a part of a training step for all sizes; None if what was compiled serves those of the graph's hints
+    alone."""
     if isinstance(compiled, SymbolicProgram):
         closed = compiled.without_scalars()
         return ForNumbers(closed.keys, (), _one_in_heap(closed, region))
-    if compiled is None or has_symbols(parts[0].graph):
+    if has_symbols(graph):
         return None
     made = executable(compiled, region, trains=True)
     return ForNumbers(frozenset(), (), lambda values: made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 
 ALIGNMENT = 64  # bytes: one cache line, and the widest vector
@@ -63,8 +64,7 @@ def largest_first(
                     break
                 offset = max(offset, end)
         offsets[number] = offset
-        placed.append((offset, offset + need, first, last))
-        placed.sort()
+        bisect.insort(placed, (offset, offset + need, first, last))
         total = max(total, offset + need)
     return offsets, total
 

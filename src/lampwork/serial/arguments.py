@@ -50,15 +50,20 @@ def _leaf_to_json(value: Any) -> Any:
 def argument_from_json(value: Any, n_values: int) -> Any:
     """The argument, of a program with so many values."""
 
-    def leaf(value: Any) -> Any:
-        if type(value) is dict:
-            key, inner = only(value, "an argument")
-            if key == "ref":
-                return Ref(whole(inner, range(n_values)))
-            if key == "i":
-                return index_from_json(inner)
-            if key == "bits":
-                return FloatOfBits(index_from_json(inner))
-        return plain_from_json(value)
+    def number(value: Any) -> int:
+        return whole(value, range(n_values))
 
-    return nested_from_json(value, leaf)
+    return nested_from_json(value, lambda leaf: argument_leaf_from_json(leaf, number))
+
+
+def argument_leaf_from_json(value: Any, number: Callable[[Any], int]) -> Any:
+    """An argument without parts. `number`: reads that of a value of the program."""
+    if type(value) is dict:
+        key, inner = only(value, "an argument")
+        if key == "ref":
+            return Ref(number(inner))
+        if key == "i":
+            return index_from_json(inner)
+        if key == "bits":
+            return FloatOfBits(index_from_json(inner))
+    return plain_from_json(value)

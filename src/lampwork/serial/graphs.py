@@ -6,6 +6,7 @@ What is read is verified (`graph.verify`), and has the `structural_hash` of what
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -81,7 +82,9 @@ def graph_to_json(graph: fx.Graph) -> dict[str, Any]:
             found["args"] = [argument(value) for value in node.args]
         if node.kwargs:
             found["kwargs"] = [[key, argument(node.kwargs[key])] for key in sorted(node.kwargs)]
-        found.update(_meta_to_json(node))
+        if "val" in node.meta:
+            found["val"] = spec_to_json(node.meta["val"])
+        found.update(meta_to_json(node.meta))
         return found
 
     return {
@@ -100,11 +103,9 @@ def target_to_json(target: Any) -> str:
     raise SerialError(f"the function {target!r} is no operator, and has no serial form")
 
 
-def _meta_to_json(node: fx.Node) -> dict[str, Any]:
-    meta = node.meta
+def meta_to_json(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written of a node beside its value's spec."""
     found: dict[str, Any] = {}
-    if "val" in meta:
-        found["val"] = spec_to_json(meta["val"])
     if flags := [name for name in FLAGS if meta.get(name)]:
         found["flags"] = flags
     for name in NAMES:

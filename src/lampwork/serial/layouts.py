@@ -12,21 +12,19 @@ from typing import Any, cast, get_args
 from lampwork.codegen.target import HostFunction
 from lampwork.errors import SerialError
 from lampwork.graph.devices import CPU
-from lampwork.graph.nested import leaves
 from lampwork.loops.ir.index import ZERO, Index
+from lampwork.loops.ir.nodes import FloatOfBits
 from lampwork.runtime.layout import (
-    NO_SIZES,
     AtenStep,
     KernelStep,
     Layout,
     Slot,
-    holds_index,
     keys_of,
     scalars_of,
     settled,
 )
 from lampwork.runtime.program import CallAten, CallKernel, Ref, Release, Take, Value, ValueKind
-from lampwork.serial.arguments import argument_from_json, argument_to_json
+from lampwork.serial.arguments import argument_leaf_from_json, argument_to_json, nested_from_json
 from lampwork.serial.indices import index_from_json, index_to_json, symbol_from_json
 from lampwork.serial.modules import Modules, function_from_json
 from lampwork.serial.values import (
@@ -49,6 +47,8 @@ FunctionOf = Callable[[int, str], HostFunction]
 """The function of this name in the module of this number."""
 
 _KINDS = frozenset(get_args(ValueKind))
+_PLACED = frozenset({"input", "bound", "constant"})
+_RELEASED = frozenset({"aten", "heap", "fresh", "input"})
 _LAYOUT = frozenset(
     {"values", "memory", "steps", "outputs", "n_inputs", "n_bound", "keys", "scalars", "constants", "undo"}
     | {"name", "labels", "device"}
@@ -56,8 +56,15 @@ _LAYOUT = frozenset(
 _VALUE = frozenset({"kind", "dtype", "shape", "strides", "offset", "base", "position"})
 _KERNEL = frozenset({"kernel", "buffers", "sizes", "extent", "work", "chunk", "name", "outside"})
 _ATEN = frozenset({"aten", "args", "kwargs", "outs", "name"})
+_DEVICE = frozenset({"device"})
+_RELEASE = frozenset({"release"})
+_REF = frozenset({"ref"})
+_TAKE = frozenset({"take"})
+_INT = frozenset({int})
 _MOST = range(1 << 31)
 _COUNT = range(1 << 63)
+_LARGEST = _COUNT.stop - 1
+_NUMBER = "a number that is not below 0"
 
 
 def layout_to_json(layout: Layout, modules: Modules) -> dict[str, Any]:
@@ -148,16 +155,17 @@ def _layout_from_json(value: Any, functions: FunctionOf, *, is_constant: bool) -
     constants = found["constants"]
     if is_constant and constants is not None:
         raise expected("null, as constants have no constants", constants)
-    reading = _Reading(whole(found["n_inputs"], _MOST), whole(found["n_bound"], _MOST), functions)
+    n_inputs, n_bound = whole(found["n_inputs"], _MOST), whole(found["n_bound"], _MOST)
+    reading = _Reading(n_inputs, n_bound, functions)
     made = None
     if constants is not None:
         layout = inside("constants", lambda: _layout_from_json(constants, functions, is_constant=True))
-        if (layout.n_inputs, layout.n_bound) != (reading.n_bound, 0):
-            raise expected(f"constants of {reading.n_bound} inputs", (layout.n_inputs, layout.n_bound))
+        if (layout.n_inputs, layout.n_bound) != (n_bound, 0):
+            raise expected(f"constants of {n_bound} inputs", (layout.n_inputs, layout.n_bound))
         if layout.keys or layout.scalars:
             raise expected("constants without symbols", sorted(layout.keys))
         made = layout.place({})
-        reading.n_constants = len(made.outputs)
+        reading.positions["constant"] = range(-1, len(made.outputs))
     reading.values = list(each("values", found["values"], reading.value))
     device = device_from_json(found["device"])
     memory = each("memory", found["memory"], reading.memory)
@@ -169,8 +177,8 @@ def _layout_from_json(value: Any, functions: FunctionOf, *, is_constant: bool) -
         memory,
         steps,
         outputs,
-        reading.n_inputs,
-        reading.n_bound,
+        n_inputs,
+        n_bound,
         made,
         frozenset(each("keys", found["keys"], symbol_from_json)),
         each("scalars", found["scalars"], index_from_json),
@@ -185,11 +193,10 @@ def _layout_from_json(value: Any, functions: FunctionOf, *, is_constant: bool) -
 
 def _numbers(values: Any) -> tuple[int, ...] | None:
     """Numbers that are not below 0; None where one depends on symbols."""
-    for value in items(values):
-        if type(value) is not int:
-            return None
-        if value not in _COUNT:
-            raise expected("a number that is not below 0", value)
+    if not _INT.issuperset(map(type, items(values))):
+        return None
+    if values and not (min(values) >= 0 and max(values) <= _LARGEST):
+        raise expected(_NUMBER, next(value for value in values if value not in _COUNT))
     return tuple(values)
 
 
@@ -220,26 +227,35 @@ class _Reading:
     """What is known while a layout is read."""
 
     def __init__(self, n_inputs: int, n_bound: int, functions: FunctionOf) -> None:
-        self.n_inputs, self.n_bound, self.n_constants = n_inputs, n_bound, 0
+        self.positions = dict.fromkeys(_KINDS, range(-1, 0))
+        self.positions |= {"input": range(-1, n_inputs), "bound": range(-1, n_bound)}
         self.functions = functions
         self.values: list[Value | Slot] = []
         self.taken: set[int] = set()
         self._given: set[int] = set()
-        self._made: set[int] = set()  # by ATen calls
+        self._owners: list[int] = []  # of the memory of each value
+        self._unmade: set[int] = set()  # by ATen calls
         self._dropped: set[int] = set()
+        self._is_open = False  # an argument that was read depends on symbols
 
     # --- values -------------------------------------------------------------------------------------------------------
 
     def value(self, value: Any) -> Value | Slot:
-        found = mapping(value, _VALUE, frozenset({"device"}))
+        found = mapping(value, _VALUE, _DEVICE)
         kind = cast(ValueKind, one_of(found["kind"], _KINDS))
         number = len(self.values)
-        base = whole(found["base"], range(-1, number))
-        position = whole(found["position"], range(-1, self._positions(kind)))
-        if (position >= 0) != (kind in ("input", "bound", "constant")):
+        base, position = found["base"], found["position"]
+        if base != -1 or type(base) is not int:
+            whole(base, range(-1, number))
+        if position != -1 or type(position) is not int:
+            whole(position, self.positions[kind])
+        if (position >= 0) != (kind in _PLACED):
             raise expected(f"a position for a value of kind {kind}", position)
         if (base >= 0) != (kind == "view"):
             raise expected(f"a base for a value of kind {kind}", base)
+        self._owners.append(number if base < 0 else self._owners[base])
+        if kind == "aten":
+            self._unmade.add(number)
         device = device_from_json(found["device"]) if "device" in found else CPU
         if found["dtype"] is None:
             made: Value | Slot = Value(kind, position=position, device=device)
@@ -274,15 +290,14 @@ class _Reading:
         self, found: dict[str, Any], kind: ValueKind
     ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
         """Shape, strides and offset, where no number is open; most values of most programs."""
-        shape, strides, offset = _numbers(found["shape"]), _numbers(found["strides"]), found["offset"]
-        if kind == "arena" or shape is None or strides is None or type(offset) is not int:
+        if kind == "arena" or type(offset := found["offset"]) is not int:
+            return None
+        shape, strides = _numbers(found["shape"]), _numbers(found["strides"])
+        if shape is None or strides is None:
             return None
         if len(shape) != len(strides) or (offset and kind != "view"):
             raise expected(f"{len(shape)} strides, and an offset of views alone", (strides, offset))
-        return shape, strides, whole(offset, _COUNT)
-
-    def _positions(self, kind: ValueKind) -> int:
-        return {"input": self.n_inputs, "bound": self.n_bound, "constant": self.n_constants}.get(kind, 0)
+        return shape, strides, offset if offset == 0 else whole(offset, _COUNT)
 
     def memory(self, value: Any) -> tuple[bool, int]:
         is_taken, number = items(value, 2)
@@ -298,15 +313,15 @@ class _Reading:
 
     def used(self, value: Any) -> int:
         """The number of a value that a step uses."""
-        number = whole(value, range(len(self.values)), f"the number of one of {len(self.values)} values")
-        owner = number
-        while self.values[owner].kind == "view":
-            owner = self.values[owner].base
-        if self.values[owner].kind == "aten" and owner not in self._made:
-            raise expected("a value that an ATen call has made before", number)
+        count = len(self._owners)
+        if type(value) is not int or not 0 <= value < count:
+            raise expected(f"the number of one of {count} values", value)
+        owner = self._owners[value]
+        if owner in self._unmade:
+            raise expected("a value that an ATen call has made before", value)
         if owner in self._dropped:
-            raise expected("a value that is not released yet", number)
-        return number
+            raise expected("a value that is not released yet", value)
+        return value
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -318,13 +333,13 @@ class _Reading:
         if "aten" in value:
             return self.aten(value)
         if "release" in value:
-            found = mapping(value, frozenset({"release"}))
+            found = mapping(value, _RELEASE)
             released = tuple(map(self.used, items(found["release"])))
-            if any(self.values[n].kind not in ("aten", "heap", "fresh", "input") for n in released):
+            if not _RELEASED.issuperset([self.values[n].kind for n in released]):
                 raise expected("values that can be released", value)
             self._dropped.update(released)
             return Release(released)
-        found = mapping(value, frozenset({"take"}))
+        found = mapping(value, _TAKE)
         taken = tuple(map(self.used, items(found["take"])))
         if any(self.values[n].kind not in ("heap", "fresh") for n in taken):
             raise expected("values that take memory in a step", value)
@@ -332,38 +347,46 @@ class _Reading:
 
     def kernel(self, value: Any) -> CallKernel | KernelStep:
         found = mapping(value, _KERNEL)
-        step = KernelStep(
-            self.functions(*function_from_json(found["kernel"])),
-            tuple(map(self.used, items(found["buffers"]))),
-            tuple(map(index_from_json, items(found["sizes"]))),
-            _size(found["extent"]),
-            _size(found["work"]),
-            whole(found["chunk"], _COUNT),
-            text(found["name"]),
-            tuple(map(self.used, items(found["outside"]))),
-        )
-        return step.place(NO_SIZES, {}) if step.is_static else step
+        code = self.functions(*function_from_json(found["kernel"]))
+        buffers = tuple(map(self.used, items(found["buffers"])))
+        sizes, extent, work = items(found["sizes"]), found["extent"], found["work"]
+        chunk, name = whole(found["chunk"], _COUNT), text(found["name"])
+        outside = tuple(map(self.used, items(found["outside"])))
+        if _INT.issuperset(map(type, (*sizes, extent, work))):
+            numbers = tuple(map(whole, sizes))
+            grain = max(1, -(-chunk // max(1, whole(work, _COUNT, _NUMBER))))
+            return CallKernel(code, buffers, numbers, whole(extent, _COUNT, _NUMBER), grain, name, outside)
+        indices = tuple(map(index_from_json, sizes))
+        return KernelStep(code, buffers, indices, _size(extent), _size(work), chunk, name, outside)
 
     def aten(self, value: Any) -> CallAten | AtenStep:
         found = mapping(value, _ATEN)
         op = text(found["aten"])
         if "::" not in op or "." not in op:
             raise expected("an operator with its overload, as aten::add.Tensor", op)
-        n_values = len(self.values)
-        args = each("args", found["args"], lambda item: argument_from_json(item, n_values))
+        self._is_open = False
+        args = each("args", found["args"], self._argument)
         kwargs = tuple(
-            (text(key), argument_from_json(item, n_values))
+            (text(key), self._argument(item))
             for key, item in (items(pair, 2) for pair in items(found["kwargs"]))
         )
-        for ref in leaves((args, [item for _, item in kwargs]), Ref):
-            self.used(ref.value)
-        outs = tuple(whole(out, range(-1, n_values)) for out in items(found["outs"]))
+        outs = tuple(whole(out, range(-1, len(self.values))) for out in items(found["outs"]))
         for out in outs:
-            if out >= 0 and (self.values[out].kind != "aten" or out in self._made):
+            if out >= 0 and out not in self._unmade:
                 raise expected("a value that an ATen call makes, once", out)
-        self._made.update(outs)
+            self._unmade.discard(out)
         call = CallAten(op, args, kwargs, outs, text(found["name"]))
-        return AtenStep(call) if holds_index((args, [item for _, item in kwargs])) else call
+        return AtenStep(call) if self._is_open else call
+
+    def _argument(self, value: Any) -> Any:
+        if type(value) is dict and value.keys() == _REF:  # as most are
+            return Ref(self.used(value["ref"]))
+        return nested_from_json(value, self._leaf)
+
+    def _leaf(self, value: Any) -> Any:
+        found = argument_leaf_from_json(value, self.used)
+        self._is_open = self._is_open or isinstance(found, Index | FloatOfBits)
+        return found
 
     def undo(self, value: Any, n_steps: int) -> tuple[int, CallKernel | KernelStep]:
         at, step = items(value, 2)
@@ -373,7 +396,7 @@ class _Reading:
 def _size(value: Any) -> Index:
     """A number that is not below 0, as far as that is known."""
     if type(value) is int:
-        return _constant(whole(value, _COUNT, "a number that is not below 0"))
+        return _constant(whole(value, _COUNT, _NUMBER))
     return index_from_json(value)
 
 

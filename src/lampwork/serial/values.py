@@ -59,12 +59,12 @@ def inside(where: str, read: Callable[[], T]) -> T:
 
 def each(where: str, values: Any, read: Callable[[Any], T]) -> tuple[T, ...]:
     """What `read` makes of each value of a list; its errors say of which."""
-    found: list[T] = []
-    for number, value in enumerate(items(values)):
-        try:
+    given, found = items(values), list[T]()
+    try:
+        for value in given:
             found.append(read(value))
-        except SerialError as error:
-            raise SerialError(f"{where}[{number}]: {error.cause}", fix=error.fix) from error
+    except SerialError as error:
+        raise SerialError(f"{where}[{len(found)}]: {error.cause}", fix=error.fix) from error
     return tuple(found)
 
 
@@ -79,6 +79,8 @@ def mapping(value: Any, needed: frozenset[str], optional: frozenset[str] = froze
     if type(value) is not dict:
         raise expected("an object", value)
     found = cast("dict[str, Any]", value)
+    if found.keys() == needed:  # as most have
+        return found
     if missing := needed - found.keys():
         raise expected(f"an object with {', '.join(sorted(missing))}", sorted(found))
     if more := found.keys() - needed - optional:

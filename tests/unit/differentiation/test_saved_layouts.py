@@ -67,8 +67,8 @@ def halves(monkeypatch):
     found = []
     plain = training.lay_out_saved
 
-    def spy(each, infer):
-        plain(each, infer)
+    def spy(each, results, infer):
+        plain(each, results, infer)
         found.append(each)
 
     monkeypatch.setattr(training, "lay_out_saved", spy)

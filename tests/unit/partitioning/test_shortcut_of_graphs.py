@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from lampwork import config, counters
 from lampwork.backends.observer import Observer
 from lampwork.cache import store
 from lampwork.cache.key import read_key
-from lampwork.compiled import transformed
+from lampwork.compiled import training, transformed
 from lampwork.config import Config
-from lampwork.partitioning import compiling, kept
+from lampwork.graph.printing import format_graph
+from lampwork.partitioning import compiling, kept, shortcut
 from lampwork.partitioning.shortcut import Shortcut, _is_plain
 from lampwork.plugins.registry import registry
+from lampwork.serial.graph_texts import graph_text
 
 
 @pytest.fixture(autouse=True)
@@ -149,16 +151,200 @@ def test_open_sizes_and_their_conditions(passed: list[int]) -> None:
         assert conditions() == first
 
 
-def test_gradients(passed: list[int]) -> None:
-    def step() -> list[Tensor]:
-        model = net().train()
-        lampwork.compile(model)(torch.ones(2, 3, 4, 4)).square().sum().backward()
-        settle()
-        return [weight.grad for weight in model.parameters() if weight.grad is not None]
+# --- training ---------------------------------------------------------------------------------------------------------
 
-    first = step()
-    for ours, theirs in zip(step(), first, strict=True):
-        assert torch.equal(ours, theirs)
+
+def step(frozen: Sequence[int] = ()) -> tuple[Any, list[Tensor]]:
+    """A training step of a network some of whose layers are frozen, and its gradients."""
+    model = net().train()
+    for number in frozen:
+        model[number].requires_grad_(False)
+    compiled = lampwork.compile(model)
+    for _ in range(2):
+        model.zero_grad()
+        compiled(torch.arange(96.0).reshape(2, 3, 4, 4) / 100).square().sum().backward()
+    settle()
+    return compiled, [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+def open_step() -> tuple[Any, list[Tensor]]:
+    """The same for all sizes."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4), nn.LayerNorm(4))
+    compiled = lampwork.compile(model, dynamic=True)
+    for rows in (3, 5, 4):
+        model.zero_grad()
+        x = torch.arange(8.0 * rows).reshape(rows, 8) / 100
+        (compiled(x) * (1 / x.shape[0])).square().sum().backward()
+    settle()
+    return compiled, [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+@pytest.mark.parametrize("made", [step, open_step])
+def test_training_steps(made: Callable[[], tuple[Any, list[Tensor]]], passed: list[int]) -> None:
+    _, first = made()
+    assert len(passed) >= 2
+    passed.clear()
+    compiled, second = made()
+    assert not passed
+    with config.using(cache="off"):
+        other, without = made()
+    for ours, theirs, plain in zip(second, first, without, strict=True):
+        assert torch.equal(ours, theirs) and torch.equal(ours, plain)
+    conditions = [
+        [[str(each) for each in entry.region.conditions] for entry in each.entries]
+        for each in (compiled, other)
+    ]
+    assert conditions[0] == conditions[1]
+
+
+class Images(nn.Module):
+    """What its forward saves is laid out as convolutions want it; its result is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.one, self.two = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x).relu()).sigmoid()
+
+
+def test_saved_tensors_are_laid_out_as_the_passes_leave_them(
+    passed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    moved: list[int] = []
+    lay_out = training.lay_out_saved
+
+    def noted(halves: Any, results: Any, infer: Any) -> None:
+        before = [graph_text(each.graph).nodes for each in halves.backwards.values()]
+        lay_out(halves, results, infer)
+        after = [graph_text(each.graph).nodes for each in halves.backwards.values()]
+        texts.append("; ".join(after))
+        moved.append(before != after)
+
+    monkeypatch.setattr(training, "lay_out_saved", noted)
+    grads: list[list[Tensor]] = []
+    for _ in range(2):
+        model = Images()
+        compiled = lampwork.compile(model)
+        for _ in range(3):
+            model.zero_grad()
+            compiled(torch.ones(2, 16, 24, 24)).square().sum().backward()
+        settle()
+        grads.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+        count = len(passed)
+        passed.clear()
+        assert (count > 0) == (len(grads) == 1)
+    assert len(set(texts)) == 1 and all(moved) and len(texts) >= 2
+    assert all(map(torch.equal, *grads))
+
+
+def test_what_is_differentiated_makes_a_difference(passed: list[int]) -> None:
+    """Another gradient mode, and other weights that stay as they are."""
+    model = net().train()
+    x = torch.ones(2, 3, 4, 4)
+
+    def forward() -> None:
+        with torch.no_grad():
+            lampwork.compile(model)(x)
+        settle()
+
+    def halves(frozen: Sequence[int]) -> list[int]:
+        passed.clear()
+        step(frozen)
+        return list(passed)
+
+    forward()
+    assert len(passed) == 1
+    first = halves(())
+    assert len(first) >= 2
+    assert halves((4,)) and halves((0, 1))
+    passed.clear()
+    assert not halves(()) and not halves((4,)) and not halves((0, 1))
+    forward()
+    assert not passed
+
+
+def test_stages_of_training_steps(passed: list[int]) -> None:
+    (first, _), (second, _) = step(), step()
+    passed.clear()
+    for stages in (first.stages, second.stages):
+        assert stages.trained or stages.halves
+    assert second.stages.counts == first.stages.counts
+
+    def graphs(stages: Any) -> list[str]:
+        halves = [half for half in ("forward", "backward") if half in stages.halves]
+        made = [each for half in ("", *halves) for each in stages.made(half)]
+        return [format_graph(each.graph) for each in made]
+
+    def hits(stages: Any) -> list[Any]:
+        return [
+            record.hits for half in stages.halves for each in stages.made(half) for record in each.records
+        ]
+
+    assert graphs(second.stages) == graphs(first.stages)
+    assert len(passed) >= 2, "they run when somebody looks"
+    assert hits(second.stages) == hits(first.stages)
+
+
+def test_gradients_of_gradients(passed: list[int]) -> None:
+    def twice() -> Tensor:
+        x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
+        compiled = lampwork.compile(lambda x: (x.sin() * x).exp().sum())
+        (grad,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+        (found,) = torch.autograd.grad(grad.square().sum(), x)
+        settle()
+        return found
+
+    first = twice()
+    assert passed
+    passed.clear()
+    assert torch.equal(twice(), first) and not passed
+
+
+# --- literals ---------------------------------------------------------------------------------------------------------
+
+
+def with_literal(value: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        scale = torch.full((2,), value) + 1
+        return torch.where(x > 0, x * scale, x)
+
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    with torch.no_grad():
+        torch.testing.assert_close(lampwork.compile(fn)(x), fn(x), rtol=0, atol=0)
+    settle()
+
+
+def test_known_tensors_make_a_difference(passed: list[int]) -> None:
+    values = (2.0, 2.5, 2, True, -0.0, 0.0, float("inf"))
+    for number, value in enumerate(values):
+        for _ in range(2):
+            with_literal(value)
+        assert len(passed) == number + 1, value
+
+
+def test_values_of_known_tensors_are_in_the_key() -> None:
+    """Not only the literals that they are computed of."""
+    found: list[str] = []
+    of = shortcut.shortcut
+
+    def noted(graph: Any, *given: Any) -> Any:
+        for change in (0, 1):
+            for node in graph.nodes:
+                if "known" in node.meta:
+                    node.meta["known"] = node.meta["known"] + change
+            way = of(graph, *given)
+            assert way is not None
+            found.append(way.key.parts["known"])
+        return way
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformed, "shortcut", noted)
+        with_literal(2.0)
+    assert found == ["full=[2.0, 2.0] add=[3.0, 3.0]", "full=[3.0, 3.0] add=[4.0, 4.0]"]
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -358,7 +544,7 @@ def test_what_a_node_has_beyond_the_key(passed: list[int]) -> None:
     found = Shortcut.found
 
     def looked(self: Shortcut, later: Any) -> Any:
-        seen.append(next(node for node in self.graph.nodes if node.op == "call_function"))
+        seen.append(next(node for node in self.subject.graph.nodes if node.op == "call_function"))
         return found(self, later)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -496,6 +682,14 @@ def test_what_passes_read_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Non
         lampwork.compile(attends)(torch.ones(2, 3, 8))
         lampwork.compile(nn.LSTM(4, 4).eval())(torch.ones(2, 3, 4))
         lampwork.compile(lambda x: torch.cat([x.sort()[0], x[:, :2]], 1).pow(2))(torch.ones(2, 3))
+    for module, given in (
+        (net(), torch.ones(2, 3, 4, 4)),
+        (attends, torch.ones(2, 3, 8)),
+        (Images(), torch.ones(2, 16, 8, 8)),
+    ):
+        compiled = lampwork.compile(module.train())
+        for _ in range(2):
+            compiled(given).square().sum().backward()
     assert "time.perf_counter" in found
     assert {name for name in found if not name.startswith(_PLAIN)} <= READ.keys()
 
@@ -510,6 +704,8 @@ def test_what_passes_read_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Non
         lambda content: content[:-9],
         lambda content: content.replace(b'"calls":', b'"cells":'),
         lambda content: content.replace(b'[\\"program\\"', b'[\\"example\\"'),
+        lambda content: content.replace(b'"results":[', b'"results":[null,'),
+        lambda content: content.replace(b'"shape":[4,6],"strides":[6,1]', b'"shape":[4],"strides":[1]'),
         lambda content: content.replace(b'"demands":null', b'"demands":{"conditions":[],"derived":[]}'),
     ],
 )

@@ -150,7 +150,7 @@ class NativeBackend:
         """Nothing of LLVM is loaded. What an observer may ask for beyond the program is found by compiling again."""
         observer = options.observer
         again = Again(functools.partial(self._again, graph, options))
-        restored = from_bytes(content, _scope(graph)[1], observer.title, again)
+        restored = from_bytes(content, lambda: _scope(graph)[1], observer.title, again)
         again.program = restored.program
         observer.built(Inside(graph, restored.program, again.details, options.ready))
         if observer.looks:

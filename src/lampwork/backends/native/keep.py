@@ -19,7 +19,7 @@ from lampwork.backends.native.symbolic import SymbolicProgram
 from lampwork.backends.observer import Details
 from lampwork.codegen.target import Target
 from lampwork.errors import SerialError
-from lampwork.loops.ir.symbols import Sizes
+from lampwork.loops.ir.symbols import NO_HINTS, Sizes
 from lampwork.processor import cpu_info
 from lampwork.records import record
 from lampwork.runtime.layout import Layout
@@ -51,8 +51,9 @@ def to_bytes(compiled: Program | SymbolicProgram) -> bytes:
     return b"".join((len(head).to_bytes(_LENGTH, "little"), head, *modules.contents))
 
 
-def from_bytes(content: bytes, hints: Mapping[str, int], title: str, again: Again) -> Restored:
-    """The program, whose facts are found by compiling again.
+def from_bytes(content: bytes, hints: Callable[[], Mapping[str, int]], title: str, again: Again) -> Restored:
+    """The program, whose facts are found by compiling again. `hints`: gives the values of the graph's symbols, and is
+    asked where the program has sizes that depend on them.
 
     Raises:
         SerialError: the bytes are damaged.
@@ -74,9 +75,10 @@ def from_bytes(content: bytes, hints: Mapping[str, int], title: str, again: Agai
     if constants is not None:
         constants = replace(constants, name=f"{title} constants".lstrip(), facts=again.facts_of_constants)
     layout = replace(layout, name=title, counts=counts, facts=again.facts, constants=constants)
-    if not layout.keys <= hints.keys():
-        raise SerialError(f"the symbols {sorted(hints)} were expected, not {sorted(layout.keys)}")
-    program = layout.place({name: hints[name] for name in layout.keys})
+    values = hints() if layout.keys else NO_HINTS
+    if not layout.keys <= values.keys():
+        raise SerialError(f"the symbols {sorted(values)} were expected, not {sorted(layout.keys)}")
+    program = layout.place({name: values[name] for name in layout.keys})
     is_open = bool(layout.keys or layout.scalars)
     return Restored(SymbolicProgram(layout) if is_open else program, program, layout)
 
