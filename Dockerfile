@@ -17,6 +17,7 @@ RUN python -m pip install "setuptools>=77,<90" "wheel<1" "ninja<2" "numpy<3" \
     && python -m pip install --index-url "${TORCH_INDEX}" "torch==${TORCH}"
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY csrc csrc
+COPY cpp cpp
 COPY src src
 RUN python -m pip wheel --no-build-isolation --no-deps --wheel-dir /wheels .
 

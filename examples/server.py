@@ -49,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         if self.path != "/predict":
+            self.close_connection = (
+                True  # else what nobody reads of this request would be taken for the next one
+            )
             self.answer(404, {"error": "there are GET /health, GET /model and POST /predict"})
             return
         try:
@@ -73,6 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
 

@@ -41,10 +41,18 @@ bool is_of_another(const Manifest& manifest, const EntryManifest& about, const S
          });
 }
 
-std::string range_text(const Symbol& symbol, int64_t least) {
-  return (symbol.max ? "between " + std::to_string(least) + " and " + std::to_string(*symbol.max)
-                     : "at least " + std::to_string(least)) +
+std::string range_text(const Symbol& symbol, int64_t least, std::optional<int64_t> most) {
+  return (most ? "between " + std::to_string(least) + " and " + std::to_string(*most) : "at least " + std::to_string(least)) +
          " was expected (" + symbol.name + ")";
+}
+
+// The sizes of a dimension, those that other entries are for among them.
+std::string whole_range_text(const Manifest& manifest, const EntryManifest& about, const Symbol& symbol) {
+  int64_t least = symbol.min;
+  std::optional<int64_t> most = symbol.max;
+  while (least > 0 && is_of_another(manifest, about, symbol, least - 1)) --least;
+  while (most && *most < INT64_MAX && is_of_another(manifest, about, symbol, *most + 1)) ++*most;
+  return range_text(symbol, least, most);
 }
 
 }  // namespace
@@ -123,10 +131,10 @@ std::vector<int64_t> solve(const Manifest& manifest, const EntryManifest& about,
     if (symbols[i] >= symbol.min && (!symbol.max || symbols[i] <= *symbol.max)) continue;
     const std::string is = what + " is " + std::to_string(symbols[i]) + "; ";
     if (is_of_another(manifest, about, symbol, symbols[i])) {
-      if (unserved.empty()) unserved = is + "with the other sizes " + range_text(symbol, symbol.min);
+      if (unserved.empty()) unserved = is + "with the other sizes " + range_text(symbol, symbol.min, symbol.max);
       continue;
     }
-    fail(LW_INPUT, is + range_text(symbol, is_of_another(manifest, about, symbol, symbol.min - 1) ? symbol.min - 1 : symbol.min));
+    fail(LW_INPUT, is + whole_range_text(manifest, about, symbol));
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensed& input = about.inputs[i];

@@ -1,4 +1,4 @@
-// As run.cpp, with torch: lampwork_torch_run FILE ENTRY CASE [TOLERANCE] [CALLS]
+// As run.cpp, with torch: lampwork_torch_run FILE ENTRY CASE [TOLERANCE] [CALLS] [WEIGHTS]
 // An alias.N in CASE is an input and an offset: the result N lies there; others share memory with no input.
 #include "container.h"
 #include "lampwork/torch.hpp"
@@ -32,6 +32,7 @@ int main(int count, char** arguments) {
   try {
     const double tolerance = count > 4 ? std::atof(arguments[4]) : 1e-5;
     lampwork::TorchModel model(arguments[1], {.trust = true, .threads = 1});
+    if (count > 6) model.set_weights(arguments[6]);
     const Container file(Bytes::map(arguments[3]));
     std::vector<at::Tensor> inputs;
     for (size_t i = 0; const StoredTensor* tensor = file.find("in." + std::to_string(i)); ++i) inputs.push_back(tensor_of(*tensor));

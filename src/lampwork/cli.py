@@ -14,7 +14,7 @@ from lampwork.artifacts import signing
 from lampwork.checks import nearest
 from lampwork.compiled.function import Function
 from lampwork.compiled.live_functions import kept
-from lampwork.display import printable, show
+from lampwork.display import printable, run_for_reader, show
 from lampwork.errors import BisectError, ExportError, LampworkError, MinifyError, ReportReadError
 from lampwork.exports.door import check_folder, format_of, places, write
 from lampwork.inspect.bisect import bisect, check_script
@@ -364,10 +364,14 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit status: 0, 1 for an error, 2 for a question without an answer."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    return run_for_reader(lambda: _run(given))
+
+
+def _run(arguments: list[str]) -> int:
     try:
         if arguments and arguments[0] in ELSEWHERE:
-            return import_module(ELSEWHERE[arguments[0]][0]).main(list(arguments[1:]))
+            return import_module(ELSEWHERE[arguments[0]][0]).main(arguments[1:])
         given = _parsed(arguments)
         return given.run(given)
     except LampworkError as error:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from lampwork import pristine
-from lampwork.artifacts.manifest import Entry, Symbol, Tensed, extent, overlaps, short
+from lampwork.artifacts.manifest import Entry, Tensed, extent, overlaps, short
 from lampwork.artifacts.plain import FOREIGN, is_lazy, keys_of
 from lampwork.artifacts.programs import Runner
 from lampwork.artifacts.trees import Reading, rebuilt
-from lampwork.errors import ArtifactCallError
+from lampwork.errors import ArtifactCallError, RuntimeFailure
 from lampwork.loops.ir.symbols import NoDivisor, evaluate
 from lampwork.records import record
 
@@ -29,6 +29,9 @@ _TRANSFORMS = (
 
 _MOST_ELEMENTS = 1 << 44
 """Of a tensor that is laid out anew."""
+
+_KERNEL_FAILED = "reported a failure"
+"""What the runtime says of kernels, which check indices and nothing else that a call can have wrong."""
 
 
 @record
@@ -65,7 +68,9 @@ class LoadedEntry:
     _inputs: tuple[_Input, ...] = field(init=False)
     _written: frozenset[int] = field(init=False)
     _output_of: dict[int, int] = field(init=False)
-    _apart: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], "list[int]"])
+    _apart: dict[tuple[int, int], set[int | None]] = field(
+        default_factory=dict[tuple[int, int], "set[int | None]"]
+    )
 
     def __post_init__(self) -> None:
         self._inputs = tuple(map(_Input.of, self.spec.inputs))
@@ -74,7 +79,7 @@ class LoadedEntry:
         for other in self._others:
             for number, known in enumerate(other._inputs):
                 for dim, size in known.fixed:
-                    self._apart.setdefault((number, dim), []).append(size)
+                    self._apart.setdefault((number, dim), set()).add(size)
 
     def __repr__(self) -> str:
         return f"<entry {self.name}({', '.join(each.name for each in self.spec.inputs)})>"
@@ -99,6 +104,13 @@ class LoadedEntry:
         except NoDivisor as error:
             raise self._wrong(
                 "the sizes", f"{error.divisor} to be above 0, as sizes are divided by it", "0"
+            ) from error
+        except RuntimeFailure as error:
+            if _KERNEL_FAILED not in error.cause:
+                raise
+            raise ArtifactCallError(
+                f"{self.name}: {error.cause}: an index in the inputs is out of range, or there was no memory",
+                fix="check indices against the sizes of what they index; eager PyTorch says which one it is",
             ) from error
 
     def _computed(self, reading: Reading) -> Any:
@@ -238,7 +250,7 @@ class LoadedEntry:
             if tensor.dim() != len(expected.shape):
                 raise self._wrong(
                     expected.name,
-                    f"{len(expected.shape)} dimensions {self._sizes(expected)}",
+                    f"{len(expected.shape)} dimension{'s' * (len(expected.shape) != 1)} {self._sizes(expected)}",
                     str(tuple(tensor.shape)),
                 )
             if known.shape is not None and tensor.shape != known.shape:
@@ -259,9 +271,14 @@ class LoadedEntry:
                 continue
             value = tensor.shape[symbol.dim]
             if value < symbol.min or (symbol.max is not None and value > symbol.max):
+                apart = self._apart.get((symbol.input, symbol.dim), set())
+                where = f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}"
+                if value in apart:  # it is served, but with other sizes of the rest
+                    expected = f"{symbol.range_text(set())}, with the other sizes of this call"
+                    raise self._wrong(where, expected, str(value))
                 raise self._wrong(
-                    f"dimension {symbol.dim} of {spec.inputs[symbol.input].name}",
-                    range_text(symbol, self._apart.get((symbol.input, symbol.dim), ())),
+                    where,
+                    symbol.range_text(apart),
                     str(value),
                     "split or pad the input, or export it with a Dim of other bounds",
                 )
@@ -426,11 +443,3 @@ def _run_together(
             size *= found.pop()[0]
         found.append((size, near, far))
     return found
-
-
-def range_text(symbol: Symbol, others: Sequence[int]) -> str:
-    """The sizes that an input may have. `others`: those that other entries are for."""
-    low, high = symbol.min, symbol.max
-    low = low - 1 if low - 1 in others else low
-    high = high + 1 if high is not None and high + 1 in others else high
-    return f"{low} or more" if high is None else f"{low} to {high}"

@@ -199,10 +199,8 @@ def _ranges(entry: Entry, manifest: Manifest) -> list[tuple[str, str]]:
             for other in others
             if len(other.inputs) == len(entry.inputs) and each.dim < len(other.inputs[each.input].shape)
         }
-        low = each.min - 1 if each.min - 1 in fixed else each.min
-        high = each.max + 1 if each.max is not None and each.max + 1 in fixed else each.max
         where = f"dimension {each.dim} of {entry.inputs[each.input].name}"
-        found.append((each.name, f"{where}, {low} {'or more' if high is None else f'to {high}'}"))
+        found.append((each.name, f"{where}, {each.range_text(fixed)}"))
     return found
 
 

@@ -98,6 +98,15 @@ class Symbol:
     dim: int
     index: Index | None = None
 
+    def range_text(self, others: Set[int | None]) -> str:
+        """The sizes that an input may have. `others`: those that other entries are for, None for those without one."""
+        low, high = self.min, self.max
+        while low - 1 in others:
+            low -= 1
+        while high is not None and high + 1 in others:
+            high += 1
+        return f"{low} or more" if high is None else f"{low} to {high}"
+
 
 @record
 class Entry:

@@ -2,14 +2,16 @@
 
 {"x": {0: Dim("batch", max=64)}}        by name, then by dimension
 ({0: Dim.AUTO}, None)                   by position
+({0: 2*half}, {0: half})                Dims that are computed of another one, which need not be there
 {"xs": [{0: batch}, (batch, 8)]}        as what is passed is nested; a tuple has one for each dimension
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor
@@ -21,8 +23,10 @@ from lampwork.capture.state.dynamic import MARKS
 from lampwork.checks import nearest
 from lampwork.errors import ExportError, OptionError
 from lampwork.graph.symbols import Condition
-from lampwork.loops.ir.polynomial import Index
+from lampwork.loops.ir.polynomial import FloorDiv, Index, Mod, Sym
+from lampwork.loops.ir.symbols import replace_symbols
 from lampwork.records import record
+from lampwork.standard import math
 
 _EXAMPLE = "for example dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
 
@@ -43,6 +47,11 @@ class Open:
     times: int = 1
     plus: int = 0
     root: str = ""
+
+    @property
+    def base(self) -> str:
+        """The name of the Dim that it is `times * base + plus` of; "" if it is no Dim."""
+        return self.root or self.name
 
 
 def open_sizes(
@@ -77,7 +86,30 @@ def open_sizes(
             found.extend(_of(spec, value, name))
     else:
         raise OptionError(f"dynamic_shapes is {given!r}, expected a dict or a tuple", fix=_EXAMPLE)
+    _check_related(found)
     return tuple(found)
+
+
+def _check_related(sizes: Sequence[Open]) -> None:
+    """That the example's sizes are what their Dims say of one another."""
+    known: dict[str, tuple[int, Open]] = {}
+    for each in sizes:
+        if not each.name:
+            continue
+        size = each.tensor.shape[each.dim]
+        value, rest = divmod(size - each.plus, each.times)
+        if rest:
+            raise OptionError(
+                f"{each.where} is {size}, which is {each.name} for no number {each.root}",
+                fix="pass an example that is, or another Dim",
+            )
+        first, other = known.setdefault(each.base, (value, each))
+        if first != value:
+            raise OptionError(
+                f"{each.where} is {size}, and {each.name} is {each.times * first + each.plus}, as {each.base} is "
+                f"{first} by {other.where}",
+                fix="pass an example whose sizes are what the Dims say, or Dims of other names",
+            )
 
 
 def _of(spec: Any, value: Any, where: str) -> Iterator[Open]:
@@ -161,7 +193,10 @@ def _open(given: Any, tensor: Tensor, dim: int, where: str) -> Open | None:
     dims: Any = () if known is None else (known.Dim,)
     hints: Any = () if known is None else (getattr(known, "_DimHint", ()),)
     if isinstance(given, dims):
-        name, low, high = given.__name__, *_bounds(given)
+        try:
+            name, low, high = given.__name__, *_bounds(given)
+        except AssertionError as error:  # torch's, of one that is computed
+            raise OptionError(f"dynamic_shapes has {given!r} for {where}: {error}", fix="give it") from error
         root: Any = getattr(given, "root", None)
         if root is None or not hasattr(root, "__name__"):
             return Open(tensor, dim, where, name, low, high)
@@ -203,11 +238,28 @@ def program_sizes(program: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
             bounds = ranges.get(str(size))
             low, high = (None, None) if bounds is None else (_whole(bounds.lower), _whole(bounds.upper))
             where = f"dimension {dim} of {name}"
-            known = str(size) if str(size).isidentifier() else ""
+            name, times, plus, root = _affine(size)
             # A bound of 2 is that of torch's own tracing.
             low = None if low is None or low <= 2 else low
-            found.append(Open(tensor, dim, where, known, low, high, bool(known)))
+            found.append(Open(tensor, dim, where, name, low, high, bool(name), times, plus, root))
     return tuple(found)
+
+
+def _affine(size: Any) -> tuple[str, int, int, str]:
+    """Name, factor, summand and root of a size of a program: `2*s0 + 1`, 2, 1, `s0`. No name if it is none such."""
+    expression = size.node.expr
+    name = str(expression)
+    if name.isidentifier():
+        return name, 1, 0, ""
+    match tuple(expression.free_symbols):
+        case (symbol,):
+            plus = expression.subs(symbol, 0)
+            times = expression.subs(symbol, 1) - plus
+            if expression - times * symbol - plus == 0 and str(times).isdigit():
+                return name, int(times), int(plus), str(symbol)
+        case _:
+            pass
+    return "", 1, 0, ""
 
 
 def _whole(bound: Any) -> int | None:
@@ -236,26 +288,60 @@ def opened(sizes: Sequence[Open]) -> Generator[None]:
 def relations(
     region: Region, sizes: Sequence[Open], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Condition, ...]:
-    """What the user says of the sizes that are open: equal Dims are equal."""
+    """What the user says of the sizes that are open: equal Dims are equal, and those that are computed of one another
+    are what they say."""
     symbols = {
         (id(find(symbol.source, args, kwargs)), symbol.dim): symbol.name
         for symbol in region.symbols
         if symbol.kind == "size"
     }
-    named = [(each, symbols.get((id(each.tensor), each.dim))) for each in sizes]
-    first: dict[str, str] = {}
+    dims: dict[str, list[tuple[Open, str]]] = {}
+    for each in sizes:
+        symbol = symbols.get((id(each.tensor), each.dim))
+        if symbol is not None and each.name:
+            dims.setdefault(each.base, []).append((each, symbol))
     found: list[Condition] = []
-    for each, symbol in named:
-        if symbol is None or not each.name or each.root:
-            continue
-        one = first.setdefault(each.name, symbol)
-        if one != symbol:
-            found.append(Condition("==", Index.sym(symbol) - Index.sym(one)))
-    for each, symbol in named:
-        if symbol is not None and each.root in first:
-            known = Index.sym(first[each.root]) * each.times + each.plus
-            found.append(Condition("==", Index.sym(symbol) - known))
+    for members in dims.values():
+        # The size that says most of the Dim that all are computed of.
+        first, name = min(members, key=lambda member: member[0].times)
+        base = Index.sym(name) - first.plus
+        if first.times > 1:
+            found.append(Condition("==", base % first.times))
+        for each, symbol in members:
+            if symbol != name:
+                common = math.gcd(each.times, first.times)
+                mine = (Index.sym(symbol) - each.plus) * (first.times // common)
+                found.append(Condition("==", mine - base * (each.times // common)))
     return tuple(dict.fromkeys(found))
+
+
+def without_implied(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    """Conditions without those that follow from others before them, as far as that is plain to see.
+
+    before: 8*s2 == 8*s6, s6 == s2, s2 == s9, s6 == s9
+    after:  s2 == s6, s2 == s9
+    """
+    found: dict[tuple[str, Index], Condition] = {}
+    equal: dict[str, frozenset[str]] = {}
+    for condition in map(_simplest, conditions):
+        match [condition.op, *condition.index.terms]:
+            case ["==", ((Sym(one),), 1 | -1 as sign), ((Sym(other),), opposite)] if sign == -opposite:
+                if other in equal.get(one, ()):
+                    continue
+                both = equal.get(one, frozenset((one,))) | equal.get(other, frozenset((other,)))
+                equal.update(dict.fromkeys(both, both))
+            case _:
+                pass
+        found.setdefault((condition.op, condition.index), condition)
+    return tuple(found.values())
+
+
+def _simplest(condition: Condition) -> Condition:
+    terms = condition.index.terms
+    if condition.op not in ("==", "!=") or not terms:
+        return condition
+    factor = math.gcd(*(number for _, number in terms)) * (1 if terms[-1][1] > 0 else -1)
+    return replace(condition, index=Index(tuple((atoms, number // factor) for atoms, number in terms)))
 
 
 def check_open(
@@ -281,26 +367,66 @@ def check_open(
         for condition in conditions:
             problem = _closes(condition, symbol.name, wanted, served)
             if problem:
+                form = _form(condition, symbol.name, wanted)
+                fix = (
+                    f"give it as {form}, which says what the model needs, or pass Dim.AUTO"
+                    if form
+                    else "write that line without the number, open the sizes of other inputs that meet this one "
+                    "there, give the Dim other bounds, or pass Dim.AUTO to have what is possible"
+                )
                 raise ExportError(
                     f"{wanted.where} cannot be left open as {wanted.name or 'asked'}: {problem} ({condition})",
-                    fix="write that line without the number, give the Dim other bounds, or pass Dim.AUTO to have what "
-                    "is possible",
+                    fix=fix,
                     location=condition.line,
                 )
+
+
+def _form(condition: Condition, name: str, wanted: Open) -> str:
+    """The computed Dim whose sizes are those that a condition on remainders allows; "" if there is none."""
+    if condition.op != "==":
+        return ""
+    size = wanted.tensor.shape[wanted.dim]
+    for atom in condition.index.atoms():
+        times = atom.b.as_int() if isinstance(atom, FloorDiv | Mod) else None
+        if times is None or not _always(condition, name, times, size % times):
+            continue
+        plus = size % times
+        bounds = [
+            f", {key}={each}"
+            for key, bound in (("min", wanted.low), ("max", wanted.high))
+            if bound is not None and (each := (bound - plus + (times - 1) * (key == "min")) // times) > 1
+        ]
+        return f"{times}*Dim({wanted.base or 'n'!r}{''.join(bounds)}){f' + {plus}' * (plus > 0)}"
+    return ""
+
+
+def _always(condition: Condition, name: str, times: int, plus: int) -> bool:
+    """Whether a condition on one symbol holds for all sizes of a form."""
+    index = replace_symbols(condition.index, {name: Index.sym(name) * times + plus})
+    return index.is_const and Condition(condition.op, index).holds({})
 
 
 def _closes(condition: Condition, name: str, wanted: Open, served: Set[tuple[int, int, int]]) -> str:
     """What a condition on this symbol alone takes away of what the user wanted."""
     if condition.index.symbols() != frozenset((name,)):
         return ""
-    low = max(2, wanted.low or 2)
     if condition.op == "==":
-        return "the model needs one number here"
+        always = _always(condition, name, wanted.times, wanted.plus)
+        return (
+            ""
+            if always
+            else "the model needs one number here"
+            if not _form(condition, name, wanted)
+            else ("the model takes some sizes alone here")
+        )
+    low, high = max(2, wanted.low or 2), wanted.high
+    low += (wanted.plus - low) % wanted.times
+    while (id(wanted.tensor), wanted.dim, low) in served:
+        low += wanted.times
+    while high is not None and (id(wanted.tensor), wanted.dim, high) in served:
+        high -= wanted.times
     if wanted.low is not None and not condition.holds({name: low}):
         return f"it is no {low}"
-    high = wanted.high
-    if high is not None and (id(wanted.tensor), wanted.dim, high) in served:
-        high -= 1
     if high is not None and not condition.holds({name: high}):
-        return f"it is no {wanted.high}"
+        return f"it is no {high}"
     return ""

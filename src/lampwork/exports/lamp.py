@@ -37,8 +37,18 @@ from lampwork.compiled.whole import captured_whole
 from lampwork.config import Config
 from lampwork.errors import ArtifactError, CaptureError, ExportError, OptionError, text_of
 from lampwork.exports import results
+from lampwork.exports.apart import Asked, Sizes, groups_of, sizes_apart
 from lampwork.exports.arguments import argument_trees
-from lampwork.exports.dims import Open, check_open, open_sizes, opened, program_sizes, relations
+from lampwork.exports.copies import copies, copies_without_torch
+from lampwork.exports.dims import (
+    Open,
+    check_open,
+    open_sizes,
+    opened,
+    program_sizes,
+    relations,
+    without_implied,
+)
 from lampwork.exports.naming import collected_names, input_names, keyword_names
 from lampwork.exports.pieces import Piece, piece_of_graph
 from lampwork.exports.prepacked import Prepacked
@@ -51,7 +61,6 @@ from lampwork.graph.symbols import Condition, Scope, SymbolicInt, hint_of
 from lampwork.loops.ir.polynomial import Index, as_index
 from lampwork.loops.ir.symbols import replace_symbols
 from lampwork.records import record
-from lampwork.rewriting.apply.aliasing import storage_root
 from lampwork.runtime import Compiled
 from lampwork.serial import Modules, graph_to_json, layout_to_json, to_text
 from lampwork.standard import itertools
@@ -160,31 +169,6 @@ class _Captured:
     served: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
     """(id of a tensor, dimension, size): what entries beside this one are for."""
 
-    def left_out(self, group: Sequence[Open]) -> tuple[int, ...]:
-        """The sizes that this entry leaves out, and another one may serve."""
-        found = [] if any((each.low or 1) > 1 for each in group) else [1]
-        high = next((each.high for each in group if each.high is not None), None)
-        names = self.symbols_of(group)
-        bounds = [
-            bound[2]
-            for condition in self.region.conditions
-            if (bound := _bound(condition)) is not None and bound[1] is None and bound[0] in names
-        ]
-        top = min(bounds, default=None)
-        if top is not None and top != high and (high is None or top + 1 == high):
-            found.append(top + 1)
-        return tuple(found)
-
-    def symbols_of(self, group: Sequence[Open]) -> frozenset[str]:
-        """The symbols of sizes."""
-        wanted = {(id(each.tensor), each.dim) for each in group}
-        args, kwargs = self.call.args, self.call.kwargs
-        return frozenset(
-            symbol.name
-            for symbol in self.region.symbols
-            if symbol.kind == "size" and (id(find(symbol.source, args, kwargs)), symbol.dim) in wanted
-        )
-
     @property
     def strides(self) -> dict[str, Index]:
         """The symbols that are strides, as the sizes give them: a call's inputs are laid out so."""
@@ -202,27 +186,29 @@ class _Captured:
         return found
 
     @property
-    def groups(self) -> list[list[Open]]:
-        """The open sizes; those that are one number are together."""
+    def apart(self) -> list[list[Sizes]]:
+        """For each group of open sizes what this entry leaves out, and another one may serve."""
         args, kwargs = self.call.args, self.call.kwargs
         names = {
             (id(find(symbol.source, args, kwargs)), symbol.dim): symbol.name
             for symbol in self.region.symbols
             if symbol.kind == "size"
         }
-        scope = scope_of(self.piece.graph) or Scope()
-        equal = dict(scope.equal)
-        for condition in self.said:
-            for name in condition.index.symbols():
-                rest = condition.index - Index.sym(name)
-                if name not in rest.symbols():
-                    equal.setdefault(name, replace_symbols(-rest, equal))
-        found: dict[Any, list[Open]] = {}
-        for each in self.sizes:
-            name = names.get((id(each.tensor), each.dim))
-            if name is not None:
-                found.setdefault(replace_symbols(Index.sym(name), equal), []).append(each)
-        return [group for index, group in found.items() if index.as_int() is None and len(index.terms) == 1]
+        equal = (scope_of(self.piece.graph) or Scope()).equal
+        open_now = [(each, names.get((id(each.tensor), each.dim))) for each in self.sizes]
+        groups = groups_of((each, _index(name, equal)) for each, name in open_now if name is not None)
+        highest: dict[Index, int] = {}
+        excluded: dict[Index, list[int]] = {}
+        for condition in self.region.conditions:
+            bound = _bound(replace(condition, op=">="))
+            if bound is None or condition.op not in (">=", "!="):
+                continue
+            index = _index(bound[0], equal)
+            if condition.op == "!=":
+                excluded.setdefault(index, []).append(bound[2])
+            elif bound[1] is None:
+                highest[index] = min(bound[2], highest.get(index, bound[2]))
+        return [sizes_apart(group, Asked(highest, excluded)) for group in groups]
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -275,7 +261,17 @@ def export_artifact(
     made = m.Manifest(
         _name(model),
         tuple(weights.found),
-        entries,
+        # Who exports for Python need not hear of C++, and who looks into the file may.
+        {
+            name: replace(
+                entry,
+                notes=(
+                    *entry.notes,
+                    *copies_without_torch(captured[name].piece, bool(_result(captured[name].piece.whole)[1])),
+                ),
+            )
+            for name, entry in entries.items()
+        },
         targets,
         {name: m.Section(digest(data), len(data)) for name, data in sections.items()},
         metadata,
@@ -445,11 +441,10 @@ def _contiguous(call: Call, sizes: tuple[Open, ...]) -> tuple[Call, tuple[Open, 
 def _apart(name: str, whole: _Captured) -> dict[str, _Captured]:
     """The same call with open sizes fixed at numbers that a program for all sizes leaves out: 1, which broadcasts, and
     the largest, if the model asks whether a size is smaller. One for each of the sizes, and for several together."""
-    groups = whole.groups
-    tries = [(0, *whole.left_out(group)) for group in groups]
+    tries = [((), *sizes) for sizes in whole.apart]
     found: dict[str, _Captured] = {}
     for chosen in itertools.islice(itertools.product(*tries), _MOST_APART):
-        fixed = [(each, size) for group, size in zip(groups, chosen, strict=True) for each in group if size]
+        fixed = [pair for sizes in chosen for pair in sizes]
         if not fixed:
             continue
         made: dict[int, Tensor] = {}
@@ -643,28 +638,16 @@ def _entry(captured: _Captured, weights: tuple[int, ...], graph: str) -> m.Entry
         tuple(captured.otherwise),
         (
             *captured.notes,
-            *(note for note in piece.notes if not note.startswith("the result is tensors by name")),
-            *_copies(piece),
+            *(note for note in piece.notes if not note.startswith(_OF_OTHER_FORMATS)),
+            *copies(piece),
         ),
         piece.views,
         captured.ordered,
     )
 
 
-def _copies(piece: Piece) -> list[str]:
-    """Results that are views of what is given, in eager, and that programs compute: other dtypes of the same bytes, and
-    conjugates and negatives of what is written."""
-    names = (*piece.inputs, *piece.weights)
-    given = dict(zip(piece.placeholders, names, strict=True))
-    found = [
-        f"{piece.outputs[output]} is a copy, where eager returns a view of {names[place]}"
-        for output, place in piece.copies
-    ]
-    for name, node in zip(piece.outputs, piece.results, strict=True):
-        root = storage_root(node)
-        if root in given and root.meta["val"].dtype != node.meta["val"].dtype:
-            found.append(f"{name} is a copy, where eager returns a view of {given[root]}")
-    return found
+_OF_OTHER_FORMATS = ("the result is tensors by name", "nothing is returned, so it returns what is written")
+"""Notes on results as formats without containers have them."""
 
 
 def _tensed(name: str, node: fx.Node, known: Mapping[str, Index]) -> m.Tensed:
@@ -709,8 +692,13 @@ def _symbols(captured: _Captured) -> tuple[tuple[m.Symbol, ...], tuple[Condition
         )
     found.sort(key=lambda each: each.index is not None)
     others = [replace(each, index=replace_symbols(each.index, strides)) for each in others]
-    others = [each for each in others if not (each.index.is_const and each.holds({}))]
-    return tuple(found), tuple(others)
+    return tuple(found), without_implied(
+        each for each in others if not (each.index.is_const and each.holds({}))
+    )
+
+
+def _index(name: str, equal: Mapping[str, Index]) -> Index:
+    return replace_symbols(Index.sym(name), equal)
 
 
 def _bound(condition: Condition) -> tuple[str, bool | None, int] | None:

@@ -213,3 +213,14 @@ def test_modes_and_copies(model):
         with pytest.raises(TypeError, match="load the file there"):
             copied(model)
     assert "forward(x, add)" in repr(model)
+
+
+def test_indices_out_of_range(tmp_path):
+    lampwork.export(nn.Embedding(4, 8), (torch.tensor([1, 2]),), path=tmp_path / "m.lamp", targets="host")
+    loaded = lampwork.load(tmp_path / "m.lamp", trust=True)
+    with pytest.raises(ArtifactCallError) as raised:
+        loaded(torch.tensor([1, 4]))
+    assert "reported a failure: an index in the inputs is out of range, or there was no memory" in str(
+        raised.value
+    )
+    assert loaded(torch.tensor([0, 3])).shape == (2, 8)

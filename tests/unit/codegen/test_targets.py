@@ -27,7 +27,7 @@ from lampwork.codegen.llvm.targets import (
 from lampwork.errors import CodegenError, OptionError
 from lampwork.runtime import Executable
 from lampwork.runtime.layout import KernelStep
-from lampwork.runtime.program import CallKernel
+from lampwork.runtime.program import CallAten, CallKernel
 from lampwork.serial import Linked, Modules, layout_from_json, layout_to_json
 
 V2, V3, V4 = (frozenset(TARGETS[f"x86-64-v{level}"].needs) for level in (2, 3, 4))
@@ -294,10 +294,18 @@ def test_calls_that_are_left_have_a_reason() -> None:
     assert found.calls == {"aten::linalg_inv.default": "there is no rule that makes it a loop"}
 
 
-def test_what_is_written_back_is_a_call() -> None:
-    graph = graphkit.record(lambda x: x + 1, torch.randn(4))
+def test_what_is_written_back_is_no_call() -> None:
+    """The runtime without torch copies it, of whatever dtype; of what torch alone knows the form of it cannot."""
+    for function in (lambda x: x + 1, lambda x: torch.full_like(x, 3), lambda x: x[:1].expand(4)):
+        graph = graphkit.record(function, torch.randn(4))
+        found = compile_for(graph, named_target("aarch64"), mutations=[(0, 0)])
+        assert [step.op for step in found.layout.steps if isinstance(step, CallAten)] == [
+            "aten::copy_.default"
+        ]
+        assert found.calls == {}
+    graph = graphkit.record(lambda x: x.conj_physical(), torch.randn(4, dtype=torch.complex64))
     found = compile_for(graph, named_target("aarch64"), mutations=[(0, 0)])
-    assert set(found.calls) <= {"aten::copy_.default"}
+    assert set(found.calls) == {"aten::_conj_physical.default"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -66,6 +66,13 @@ def test_the_installed_package_is_found(tmp_path: Path, path: Path) -> None:
         found = next((tmp_path / "prefix").rglob("lampwork.pc")).parent
         flags = run("pkg-config", "--cflags", "--libs", "lampwork", PKG_CONFIG_PATH=str(found))
         assert "-llampwork_runtime" in flags
+        # It is found where it was installed, which need not be where the build was to go.
+        (include,) = (each[2:] for each in flags.split() if each.startswith("-I"))
+        assert (Path(include) / "lampwork" / "lampwork.h").samefile(
+            tmp_path / "prefix" / "include" / "lampwork" / "lampwork.h"
+        )
+        (folder,) = (each[2:] for each in flags.split() if each.startswith("-L"))
+        assert (Path(folder) / "liblampwork_runtime.so").exists()
 
 
 def test_the_library_exports_its_interface_alone() -> None:

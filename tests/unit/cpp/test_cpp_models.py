@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import lampwork
+from lampwork.errors import OptionError
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
@@ -126,3 +127,28 @@ def test_sizes_among_results_and_inputs_of_other_strides(runtime: Runtime, tmp_p
     assert [name for name, _, _ in model.specs("forward", "output")] == ["n", "y", "both.1", "kept"]
     with pytest.raises(CppError, match="LW_INPUT: .* has 4 in dimension 1; 3 was expected"):
         model.run(torch.randn(1, 4))
+
+
+def test_sizes_that_are_computed_of_one_another(runtime: Runtime, tmp_path: Path) -> None:
+    """And the ones that programs of their own serve: 1, and 2, which makes another size 1."""
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 2).sum(1)[:-1] + y
+
+    path, half = tmp_path / "half.lamp", Dim("half", max=32)
+    shapes = ({0: 2 * half}, {0: half - 1})
+    with pytest.raises(OptionError, match="Please specify an appropriate min value for half"):
+        lampwork.export(model, (torch.randn(8), torch.randn(3)), dynamic_shapes=shapes, path=path)
+    half = Dim("half", min=2, max=32)
+    shapes = ({0: 2 * half}, {0: half - 1})
+    example = (torch.randn(8), torch.randn(3))
+    lampwork.export(model, example, dynamic_shapes=shapes, path=path, targets=["host"], require="standalone")
+    _same(runtime, path, [[torch.randn(2 * n), torch.randn(n - 1)] for n in (4, 2, 3, 32)])
+    there = runtime.load(path)
+    for x, y, message in (
+        (9, 3, r"s0%2 == 0|in dimension 0"),
+        (8, 4, "in dimension 0; 3 was expected"),
+        (66, 32, "between 4 and 64 was expected"),
+    ):
+        with pytest.raises(CppError, match=f"LW_INPUT: .*({message})"):
+            there.run(torch.randn(x), torch.randn(y))

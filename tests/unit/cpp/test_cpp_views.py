@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import Dim
 
 import lampwork
+from lampwork.artifacts import inspect
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
@@ -206,3 +207,73 @@ def test_what_is_no_result_lies_nowhere(runtime: Runtime) -> None:
         runtime.check(
             runtime.lib.lw_result_alias(None, ctypes.c_size_t(0), ctypes.byref(place), ctypes.byref(place))
         )
+
+
+class Returning(nn.Module):
+    def __init__(self, returned: Callable[..., Any]) -> None:
+        super().__init__()
+        self.returned = returned
+        self.w = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("b", torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return *self.returned(self, x, y), x + y
+
+
+def _after(write: torch.Tensor, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    write.add_(1)
+    return found
+
+
+RETURNED: dict[str, Callable[..., Any]] = {
+    "inputs": lambda m, x, y: (x, y),
+    "views of inputs": lambda m, x, y: (x[0], y.t(), x.reshape(-1)),
+    "weights": lambda m, x, y: (m.w, m.w[1:]),
+    "buffers that are written": lambda m, x, y: _after(m.b, m.b, m.b[1]),
+    "inputs that are written": lambda m, x, y: _after(x, x, x[1], x.view(-1), y),
+    "what is computed": lambda m, x, y: ((z := x * y), z[0], x.flip(0), x.clone(), x.t().reshape(-1)),
+    "the same twice": lambda m, x, y: (x[0], x[0]),
+}
+
+
+@pytest.mark.parametrize("of", RETURNED)
+def test_the_file_says_what_is_a_copy_in_cpp_alone(runtime: Runtime, tmp_path: Path, of: str) -> None:
+    path = tmp_path / "m.lamp"
+    example = (torch.randn(4, 4), torch.randn(4, 4))
+    assert lampwork.export(Returning(RETURNED[of]), example, path=path, targets="host").notes == ()
+    here, there = lampwork.load(path, trust=True), runtime.load(path)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    in_cpp = there.aliases(x, y)
+    in_python = _aliases(list(here(x, y)), [x, y, *here.state_dict().values()])
+    differ = [
+        number for number, (one, other) in enumerate(zip(in_cpp, in_python, strict=True)) if one != other
+    ]
+    assert all(in_cpp[number] is None for number in differ)
+    said = _notes(path)
+    assert all(" is a copy in C++; in Python it is " in note for note in said)
+    assert [note.partition(" ")[0] for note in said] == [f"output_{number}" for number in differ]
+
+
+def _notes(path: Path) -> list[str]:
+    return inspect(path).to_dict()["entries"]["forward"]["notes"]
+
+
+def test_what_is_said_of_copies(tmp_path: Path) -> None:
+    path, example = tmp_path / "m.lamp", (torch.randn(4, 4), torch.randn(4, 4))
+    lampwork.export(Returning(lambda m, x, y: (x, m.w.t())), example, path=path, targets="host")
+    assert _notes(path) == [
+        "output_0 is a copy in C++; in Python it is the input x",
+        "output_1 is a copy in C++; in Python it is a view of the weight w",
+    ]
+    assert all(note in str(inspect(path)) for note in _notes(path))
+
+    def passing(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y
+
+    lampwork.export(passing, example, path=path, targets="host")
+    assert _notes(path) == [
+        "Python returns arguments as they were passed that nothing looks at; C++ neither takes nor returns them"
+    ]
+    x, y = example
+    assert lampwork.load(path, trust=True)(x, y) is y

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -98,6 +99,18 @@ def test_wrong_requests(served: Served, path: str, data: bytes | None, status: i
     came, answer = served.ask(path, data)
     assert came == status and says in answer["error"]
     assert served.ask("/health")[0] == 200
+
+
+def test_a_body_that_nobody_reads_is_no_request(served: Served) -> None:
+    host, port = served.address.removeprefix("http://").split(":")
+    hidden = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        head = f"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: {len(hidden)}\r\n\r\n"
+        connection.sendall(head.encode() + hidden)
+        came = b""
+        while part := connection.recv(4096):
+            came += part
+    assert came.count(b"HTTP/1.1") == 1 and came.startswith(b"HTTP/1.1 404") and b"Connection: close" in came
 
 
 def test_it_is_healthy_as_the_dockerfile_checks_it(served: Served) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import cast
 
+import torch
 from torch import fx
 
 from lampwork import config
@@ -16,10 +17,11 @@ from lampwork.backends.protocol import kept_operators, passes_of
 from lampwork.codegen.target import Target
 from lampwork.config import Config
 from lampwork.graph.copying import copy_graph
+from lampwork.graph.spec import TensorSpec
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.runtime.layout import AtenStep, Layout
-from lampwork.runtime.program import CallAten, Program
+from lampwork.runtime.program import CallAten, Program, Ref
 from lampwork.transforms.pipeline import run_passes
 
 
@@ -28,7 +30,8 @@ class CompiledFor:
     """A program for a machine, whose code is not in this process.
 
     layout: also of a graph without symbols. calls: the ATen operators that are left in it and in what makes its
-    constants, each with why; {}: it is standalone.
+    constants, each with why; {}: it is standalone. Copies of a tensor into another one of its dtype are none: the
+    runtime without torch does them itself.
     """
 
     target: Target
@@ -73,16 +76,49 @@ def compile_for(
         artifacts, _ = compile_open(copy, mutations, target, title=name, views=views)
     program = cast(Program, artifacts.program)
     layout, generated = cast(Layout, program.layout), cast(Generated, artifacts.generated)
-    return CompiledFor(target, layout, _calls(layout, [*generated.tasks, *generated.constant_tasks]))
+    return CompiledFor(target, layout, _calls(layout, [*generated.tasks, *generated.constant_tasks], graph))
 
 
-def _calls(layout: Layout, tasks: Sequence[Task]) -> Mapping[str, str]:
+def _calls(layout: Layout, tasks: Sequence[Task], graph: fx.Graph) -> Mapping[str, str]:
     """The operators that a program and its constants call through ATen, each with why its first call is one."""
     steps = [*layout.steps, *(layout.constants.instructions if layout.constants is not None else ())]
-    ops = {step.op for step in steps if isinstance(step, CallAten)}
-    ops |= {step.call.op for step in steps if isinstance(step, AtenStep)}
-    found = dict.fromkeys(sorted(ops), "it writes back to an input")
+    calls = [step.call if isinstance(step, AtenStep) else step for step in steps]
+    ops = {call.op for call in calls if isinstance(call, CallAten) and not _is_copy(call, layout, graph)}
+    found = dict.fromkeys(sorted(ops), "it writes back to an input what torch alone knows the form of")
     for task in reversed(tasks):
         if isinstance(task, ExternTask) and task.extern.target in found:
             found[task.extern.target] = task.extern.why or "a rule chose it"
     return found
+
+
+def _is_copy(call: CallAten, layout: Layout, graph: fx.Graph) -> bool:
+    """Whether a step of the program copies elements as they are, as the steps that write back do: `is_copy` of
+    cpp/src/program.cpp."""
+    if call.op != "aten::copy_.default" or call.kwargs or any(out >= 0 for out in call.outs):
+        return False
+    match call.args:
+        case (Ref(to), Ref(source)):
+            form = _form(to, layout, graph)
+            return form is not None and form == _form(source, layout, graph)
+        case _:
+            return False
+
+
+def _form(number: int, layout: Layout, graph: fx.Graph) -> tuple[torch.dtype, int] | None:
+    """Dtype and dimensions of a value. The layout does not say them of what no kernel touches; of inputs, of what is
+    bound and of results the graph does, and so does the manifest of an artifact."""
+    value = layout.values[number]
+    if value.dtype is not None:
+        return value.dtype, len(value.shape)
+    placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+    match value.kind:
+        case "input":
+            node = placeholders[value.position]
+        case "bound":
+            node = placeholders[layout.n_inputs + value.position]
+        case "aten" if number in layout.outputs:
+            node = output.args[0][layout.outputs.index(number)]
+        case _:
+            return None
+    spec = cast(TensorSpec, node.meta["val"])
+    return spec.dtype, len(spec.shape)

@@ -231,7 +231,7 @@ def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
 def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
     """Whether a class attribute goes before what an instance has under the name."""
     kind = type(found)
-    return (
+    return kind is not types.FunctionType and (
         interp.lookup(kind, "__set__")[0] is not MISSING
         or interp.lookup(kind, "__delete__")[0] is not MISSING
     )

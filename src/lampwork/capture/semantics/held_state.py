@@ -130,12 +130,12 @@ def read_own(interp: Interpreter, obj: Any, name: str, entry: Entry | None) -> A
 
 def table_source(interp: Interpreter, entry: Entry, table: dict[str, Any]) -> Source:
     """The instance dict of an outside object; of a known object it is known too, and has a version tag."""
-    if isinstance(entry.value, threading.local):
-        return Attr(entry.source, "__dict__")  # of the calling thread
-    if not entry.known:
-        return InstanceDict(entry.source)
     found = interp.environment.tables.get(id(entry.value))
     if found is None or found.value is not table:
+        if isinstance(entry.value, threading.local):
+            return Attr(entry.source, "__dict__")  # of the calling thread
+        if not entry.known:
+            return InstanceDict(entry.source)
         found = interp.guards.version(table, f"{entry.name}.__dict__")
         # Both the class and the dict of an object can be replaced.
         interp.guards.add(entry.source, "type", type(entry.value), slow=True)
