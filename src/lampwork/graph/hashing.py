@@ -11,6 +11,7 @@ from lampwork.graph.compiled_masks import COMPILED_ONLY
 from lampwork.graph.printing import format_value, target_name
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt
+from lampwork.literals import literal_text
 
 _FLAGS = ("bound", "random", "effect", "constant", "opaque", COMPILED_ONLY)
 
@@ -40,8 +41,9 @@ def _value(value: Any, numbers: dict[fx.Node, int]) -> str:
         return f"({items})" if isinstance(value, tuple) else f"[{items}]"
     if isinstance(value, SymbolicInt):
         return f"SymbolicInt {value}"  # those that torch made of it, too
-    # 1, 1.0 and True are equal in Python, but different literals.
-    return f"{type(value).__name__} {format_value(value)}"
+    # 1, 1.0 and True are equal in Python, but different literals; nan is one literal for each of its bits.
+    shown = literal_text(value) if isinstance(value, float | complex) else format_value(value)
+    return f"{type(value).__name__} {shown}"
 
 
 def _spec(val: Any) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -27,6 +27,7 @@ from lampwork.errors import SerialError
 from lampwork.graph.known import ask, known_value
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope
+from lampwork.literals import literal_text
 from lampwork.partitioning.demands import Asked, Demands, demands_from_json, demands_to_json
 from lampwork.partitioning.kept import NOT_IN_PASSES, Keeping, Subject, keeping, kind_of
 from lampwork.partitioning.parts import Part
@@ -160,7 +161,13 @@ def _read(content: bytes, scope: Scope | None, before: Sequence[TensorSpec]) -> 
 def _known_tensors(graph: fx.Graph) -> str:
     """What is known of tensors that are computed of literals alone."""
     known = ((node.name, known_value(node)) for node in graph.nodes)
-    return " ".join(f"{name}={ask(value, 'tolist')!r}" for name, value in known if value is not None)
+    return " ".join(f"{name}={_shown(ask(value, 'tolist'))}" for name, value in known if value is not None)
+
+
+def _shown(values: Any) -> str:
+    if isinstance(values, list):
+        return f"[{', '.join(map(_shown, cast('list[Any]', values)))}]"
+    return literal_text(values)
 
 
 def shortcut(

@@ -12,6 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from lampwork.graph.islands import Island
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import SymbolicInt, same_size
+from lampwork.literals import literal_text
 from lampwork.records import record
 from lampwork.standard import functools, operator
 
@@ -140,7 +141,8 @@ def unbind(target: Any, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[st
 
 
 def same_literal(a: Any, b: Any) -> bool:
-    """Equal and of the same kind: 1, 1.0 and True differ, as do 0.0 and -0.0; lists equal tuples; nan equals nan."""
+    """Equal and of the same kind: 1, 1.0 and True differ, as do 0.0 and -0.0; lists equal tuples; nan equals nan of
+    the same bits."""
     if a is b:
         return True
     if isinstance(a, fx.Node) or isinstance(b, fx.Node):
@@ -149,7 +151,7 @@ def same_literal(a: Any, b: Any) -> bool:
         left, right = cast("Sequence[Any]", a), cast("Sequence[Any]", b)
         return len(left) == len(right) and all(same_literal(x, y) for x, y in zip(left, right, strict=True))
     if isinstance(a, float):
-        return isinstance(b, float) and repr(a) == repr(b)
+        return isinstance(b, float) and literal_text(a) == literal_text(b)
     if isinstance(a, SymbolicInt) and isinstance(b, SymbolicInt):
         return same_size(cast(int, a), cast(int, b))
     return type(a) is type(b) and bool(a == b)

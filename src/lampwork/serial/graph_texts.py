@@ -18,6 +18,7 @@ from lampwork.errors import SerialError
 from lampwork.graph.devices import CPU
 from lampwork.graph.spec import TensorSpec
 from lampwork.graph.symbols import Scope, SymbolicFloat, SymbolicInt
+from lampwork.literals import literal_text
 from lampwork.records import record
 from lampwork.serial.graphs import FLAGS, meta_to_json, target_to_json
 from lampwork.serial.specs import spec_to_json, symbolic_to_json
@@ -25,7 +26,7 @@ from lampwork.serial.values import plain_to_json, to_text
 
 _INT = frozenset({int})
 _ALONE = frozenset({int, float, bool, str, type(None)})
-"""Types of values that are told from all others by their repr. (One nan is as good as another.)"""
+"""Types of values that are told from all others by their repr, but for what `literal_text` adds of a nan."""
 _UNWRITTEN = frozenset({"val", "location", "origin", "recorded_as", "known"})
 _FLAGS = frozenset(FLAGS)
 
@@ -84,7 +85,7 @@ class _Writer:
         if kind is fx.Node:
             return self._nodes[value]
         if kind in _ALONE:
-            return ascii(value)
+            return ascii(value) if value == value else literal_text(value)
         if isinstance(value, (list, tuple)):
             inside = ", ".join(map(self._argument, cast("list[Any]", value)))
             return f"[{inside}]" if isinstance(value, list) else f"({inside})"

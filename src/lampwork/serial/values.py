@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from lampwork.errors import SerialError
+from lampwork.literals import NAN_BITS, bits_of_nan, nan_of_bits
 from lampwork.standard import functools, math
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ DEEPEST = 300
 """How deep lists, indices and floats that Python computes may nest."""
 INT64 = range(-(2**63), 2**63)
 _MOST = range(-(2**63), 2**64)
+_OF_64_BITS = range(2**64)
 _shown = reprlib.Repr()
 
 
@@ -156,9 +158,11 @@ _NOT_FINITE: Mapping[str, float] = MappingProxyType({"nan": math.nan, "inf": mat
 
 
 def float_to_json(value: float) -> Any:
-    """A float as it is, {"f": ...} where it is not finite. (One nan is as good as another.)"""
+    """A float as it is, {"f": ...} where it is not finite: a nan other than `math.nan` by its bits."""
     if math.isfinite(value):
         return value
+    if value != value and (bits := bits_of_nan(value)) != NAN_BITS:
+        return {"f": bits}
     return {"f": "nan" if value != value else "inf" if value > 0 else "-inf"}
 
 
@@ -166,6 +170,11 @@ def float_from_json(value: Any) -> float:
     if type(value) is float and math.isfinite(value):
         return value
     key, name = only(value, "a float")
+    if key == "f" and type(name) is int and name in _OF_64_BITS and name != NAN_BITS:
+        try:
+            return nan_of_bits(name)
+        except ValueError as error:
+            raise expected("the bits of a nan", value) from error
     if key != "f" or type(name) is not str or name not in _NOT_FINITE:
         raise expected("a float", value)
     return _NOT_FINITE[name]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import fx
 
+from lampwork.literals import literal_text
 from lampwork.plugins.context import PassContext
 from lampwork.records import record
 from lampwork.rewriting.apply.aliasing import may_stand_for
@@ -87,4 +88,4 @@ def _key(value: Any) -> Any:
         return tuple((k, _key(v)) for k, v in cast("dict[Any, Any]", value).items())
     if isinstance(value, torch.Generator):
         return id(value)
-    return type(value), repr(value)
+    return type(value), literal_text(value)

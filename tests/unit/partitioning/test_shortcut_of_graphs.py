@@ -4,6 +4,7 @@ they run."""
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import threading
 import weakref
@@ -24,6 +25,7 @@ from lampwork.cache.key import read_key
 from lampwork.compiled import training, transformed
 from lampwork.config import Config
 from lampwork.graph.printing import format_graph
+from lampwork.literals import NAN_BITS, nan_of_bits
 from lampwork.partitioning import compiling, kept, shortcut
 from lampwork.partitioning.shortcut import Shortcut, _is_plain
 from lampwork.plugins.registry import registry
@@ -324,6 +326,41 @@ def test_known_tensors_make_a_difference(passed: list[int]) -> None:
         for _ in range(2):
             with_literal(value)
         assert len(passed) == number + 1, value
+
+
+NANS = (math.nan, nan_of_bits(0xFFF8 << 48), nan_of_bits(NAN_BITS + 1))
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["sign", "bits"])
+def test_each_nan_is_a_literal_of_its_own(view: bool, passed: list[int]) -> None:
+    """`copysign` reads the sign of one, a view its bits."""
+
+    def step(value: float) -> None:
+        def fn(x: Tensor) -> Tensor:
+            if view:
+                return torch.full((40,), value, dtype=torch.float64).view(torch.int64) + x.long()
+            return torch.copysign(x, value) * torch.copysign(x, torch.full((2,), value)[0])
+
+        x = torch.ones(40) if view else torch.tensor([1.0, -2.0])
+        with torch.no_grad():
+            assert torch.equal(lampwork.compile(fn)(x), fn(x))
+        settle()
+
+    for _ in range(2):
+        for value in NANS:
+            step(value)
+    assert len(passed) == len(NANS)
+
+
+def test_nans_of_one_process_and_of_one_graph() -> None:
+    def fn(x: Tensor, value: float) -> tuple[Tensor, ...]:
+        return torch.copysign(x, value), torch.copysign(x, -math.nan), torch.copysign(x, math.nan)
+
+    x = torch.tensor([1.0, -2.0])
+    compiled = lampwork.compile(fn)
+    for value in (*NANS, *NANS):
+        for ours, theirs in zip(compiled(x, value), fn(x, value), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_values_of_known_tensors_are_in_the_key() -> None:

@@ -57,7 +57,7 @@ def test_one_text_for_one_graph(graphs: list[fx.Graph]) -> None:
     assert {graph_text(graph).scope is None for graph in graphs} == {True, False}
 
 
-NUMBERS = [0, 1, 1.0, True, -0.0, 0.0, float("inf"), float("nan"), None, 2 + 1j, 1 << 40]
+NUMBERS = [0, 1, 1.0, True, -0.0, 0.0, float("inf"), float("nan"), -float("nan"), None, 2 + 1j, 1 << 40]
 TEXTS = ["1", "a, b", "None", "%0", '"', "é"]
 OF_TORCH = [torch.float32, torch.device("cpu"), torch.strided, torch.channels_last]
 NESTED = [[], (), [1], (1,), [[1]], [1, 2], ["1, 2"], [1.0], [True], (0, None, 1)]

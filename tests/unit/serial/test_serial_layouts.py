@@ -16,6 +16,7 @@ import lampwork
 from lampwork import _C
 from lampwork.codegen.target import MachineFunction
 from lampwork.errors import BackendError, SerialError
+from lampwork.literals import bits_of_nan, nan_of_bits
 from lampwork.loops.ir.index import Index
 from lampwork.runtime.layout import Layout
 from lampwork.serial import Linked, Modules, from_text, layout_from_json, layout_to_json, to_text
@@ -188,6 +189,18 @@ def test_arguments(value: Any) -> None:
 def test_nan_is_nan() -> None:
     assert argument_to_json(float("nan")) == {"f": "nan"}
     assert repr(argument_from_json({"f": "nan"}, 0)) == "nan"
+
+
+@pytest.mark.parametrize("bits", [0xFFF8 << 48, (0x7FF8 << 48) + 7, 0xFFF8 << 48 | 1])
+def test_other_nans_keep_their_bits(bits: int) -> None:
+    assert argument_to_json(nan_of_bits(bits)) == {"f": bits}
+    assert bits_of_nan(argument_from_json({"f": bits}, 0)) == bits
+
+
+@pytest.mark.parametrize("bits", [0, 0x7FF8 << 48, 0x7FF0 << 48, -1, 1 << 64, True])
+def test_what_are_no_bits_of_another_nan(bits: int) -> None:
+    with pytest.raises(SerialError):
+        argument_from_json({"f": bits}, 0)
 
 
 @pytest.mark.parametrize("value", [object(), {1}, 2**64, slice(1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from lampwork.literals import literal_text
 from lampwork.loops.ir.definitions import outs_of
 from lampwork.loops.ir.expr import loads
 from lampwork.loops.ir.index import FloorDiv, Index, Indirect, Mod, Sym, Var
@@ -189,12 +190,12 @@ class _Namer:
         if isinstance(expr, Op):
             return (expr.name, expr.dtype, tuple(self._expr(arg) for arg in expr.args))
         if isinstance(expr, Const):
-            # The text tells -0.0 from 0.0 and makes NaN equal to itself.
-            return ("const", repr(expr.value), expr.dtype)
+            # The text tells -0.0 from 0.0, and makes NaN equal to NaN with the same bits.
+            return ("const", literal_text(expr.value), expr.dtype)
         if isinstance(expr, Load):
             mask = None if expr.mask is None else self._expr(expr.mask)
             index = tuple(self._index(i) for i in expr.index)
-            return ("load", self._number("buffer", expr.buffer.name), index, mask, repr(expr.other))
+            return ("load", self._number("buffer", expr.buffer.name), index, mask, literal_text(expr.other))
         if isinstance(expr, Local):
             return ("local", self._number("local", expr.name), expr.dtype)
         assert isinstance(expr, IndexValue)
