@@ -19,9 +19,11 @@ from typing import Any, cast
 import torch
 
 from lampwork.artifacts.checked import Place
+from lampwork.errors import SerialError
 from lampwork.loops.ir.polynomial import Index
 from lampwork.records import record
 from lampwork.serial.indices import index_to_json
+from lampwork.serial.values import float_from_json, float_to_json
 from lampwork.standard import functools, math
 
 DEEPEST = 64
@@ -398,8 +400,8 @@ def _name(place: Place) -> str:
 
 def constant_to_json(value: Any) -> Any:
     """A constant (`PLAIN`)."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"f": "nan" if value != value else "inf" if value > 0 else "-inf"}
+    if isinstance(value, float):
+        return float_to_json(value)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
@@ -417,7 +419,10 @@ def constant_from_json(place: Place) -> Any:
     items = list(cast("dict[str, Any]", place.value))
     match items:
         case ["f"]:
-            return float(place["f"].one_of("nan", "inf", "-inf"))
+            try:
+                return float_from_json(place.value)
+            except SerialError as error:
+                raise place.wrong("a float") from error
         case ["dtype"]:
             return dtype_from_json(place["dtype"])
         case ["device"]:

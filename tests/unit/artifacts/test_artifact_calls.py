@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import threading
 
@@ -224,3 +225,16 @@ def test_indices_out_of_range(tmp_path):
         raised.value
     )
     assert loaded(torch.tensor([0, 3])).shape == (2, 8)
+
+
+def test_numbers_that_are_returned_keep_their_bits(tmp_path):
+    """A nan has a sign, too."""
+
+    class Numbers(nn.Module):
+        def forward(self, x):
+            return x + 1, math.copysign(math.nan, -1), math.nan, -math.inf, -0.0
+
+    lampwork.export(Numbers(), (torch.ones(2),), path=tmp_path / "m.lamp", targets="host")
+    _, *found = lampwork.load(tmp_path / "m.lamp", trust=True)(torch.ones(2))
+    assert [math.copysign(1, number) for number in found] == [-1, 1, -1, -1]
+    assert math.isnan(found[0]) and math.isnan(found[1]) and found[2:] == [-math.inf, 0.0]
