@@ -43,6 +43,8 @@ def outcome(fn: Callable[..., Any], args: Any) -> Outcome:
     frames: tuple[tuple[str, str, int], ...] = ()
     with contextlib.redirect_stdout(text), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
+        # Of files and processes of other tests, which the collector may find just now.
+        warnings.simplefilter("ignore", ResourceWarning)
         try:
             result = fn(*args)
         except Exception as raised:  # noqa: BLE001
