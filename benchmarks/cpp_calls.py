@@ -1,6 +1,6 @@
 """What a call of an artifact takes from C++ and from Python: networks that differ in how much a call has to do.
 
-    python benchmarks/cpp_calls.py [--models bert resnet50 gpt2] [--rounds 5] [--aotinductor]
+    python benchmarks/cpp_calls.py [--models bert resnet50] [--rounds 5] [--aotinductor]
 
 Needs CMake, Ninja and a C++ compiler: it builds `lampwork_run` of the C++ runtime (cpp/), which links neither Python
 nor libtorch. A round is one process of each way, in turns, on one thread; each loads the artifact, runs the network
@@ -30,7 +30,7 @@ from warm_starts import workload as network
 import lampwork
 
 ROOT = Path(__file__).parents[1]
-MODELS = ("linear", "bert", "resnet50", "gpt2")
+MODELS = ("linear", "bert", "resnet50")
 CALLS = {"linear": 20000}
 FEW = 9
 
