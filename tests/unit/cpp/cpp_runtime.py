@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "cpp"
 MISSING = ", ".join(tool for tool in ("cmake", "ninja", "g++") if shutil.which(tool) is None)
 """What building needs and this machine does not have."""
+
+BUILDS = [
+    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
+    pytest.mark.timeout(1200),  # the first test builds
+]
+"""The marks of a file of tests that use the build."""
 
 DTYPES: list[torch.dtype] = [
     torch.float32,

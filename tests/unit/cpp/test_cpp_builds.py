@@ -8,13 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cpp_runtime import BUILD, MISSING, ROOT, built
+from cpp_runtime import BUILD, BUILDS, ROOT, built
 from lamp_files import object_code, write_lamp
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
-    pytest.mark.timeout(1200),  # the first test builds
-]
+pytestmark = BUILDS
 
 SANITIZED = BUILD.with_name("cpp-sanitize")
 CROSS = BUILD.with_name("cpp-aarch64")

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from cpp_runtime import MISSING, CppError, Runtime, built
+from cpp_runtime import BUILDS, CppError, Runtime
 from torch import nn
 
 import lampwork
 from lampwork.artifacts.container import PREPACKED, open_container
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
-    pytest.mark.timeout(1200),  # the first test builds
-]
+pytestmark = BUILDS
 
 
 class Net(nn.Module):
@@ -32,11 +29,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x).index_select(1, self.order)
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Runtime:
-    return Runtime(built(targets=["lampwork_runtime"]) / "liblampwork_runtime.so")
 
 
 @pytest.fixture(scope="module")

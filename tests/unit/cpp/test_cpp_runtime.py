@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpp_runtime import MISSING, CppError, Model, Runtime, built, given
+from cpp_runtime import BUILDS, CppError, Model, Runtime, given
 from lamp_files import object_code, value, write, write_lamp
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
-    pytest.mark.timeout(1200),  # the first test builds
-]
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Runtime:
-    return Runtime(built(targets=["lampwork_runtime"]) / "liblampwork_runtime.so")
+pytestmark = BUILDS
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpp_runtime import MISSING, CppError, Runtime, built
+from cpp_runtime import BUILDS, CppError, Runtime, built
 
 import lampwork
 from lampwork import cli
@@ -20,10 +20,7 @@ from lampwork.errors import ArtifactError
 
 pytest.importorskip("cryptography")
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
-    pytest.mark.timeout(1200),  # the first test builds
-]
+pytestmark = BUILDS
 
 
 @pytest.fixture(scope="module")

@@ -8,22 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from cpp_runtime import MISSING, Runtime, built
+from cpp_runtime import BUILDS, Runtime
 from torch import nn
 from torch.export import Dim
 
 import lampwork
 from lampwork.errors import ExportError
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"building the C++ runtime needs {MISSING}"),
-    pytest.mark.timeout(1200),  # the first test builds
-]
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Runtime:
-    return Runtime(built(targets=["lampwork_runtime"]) / "liblampwork_runtime.so")
+pytestmark = BUILDS
 
 
 class Writing(nn.Module):
