@@ -18,15 +18,11 @@ from lampwork.locks import new_lock
 from lampwork.partitioning import Part, partition
 from lampwork.partitioning.faults import raise_fault
 from lampwork.partitioning.foreign import pass_context
-from lampwork.partitioning.shortcut import Shortcut, results_of, shortcut
+from lampwork.partitioning.shortcut import Shortcut, keep_nothing, results_of, shortcut
 from lampwork.plugins.context import PassContext
 from lampwork.runtime.program import Program
 from lampwork.standard import functools
 from lampwork.transforms.pipeline import run_passes
-
-
-def _nothing() -> None:
-    """Nothing is kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +43,7 @@ class Transforming:
     ctx: PassContext
     _report: Callable[..., None]
     _way: Shortcut | None
-    keep: Callable[[], None] = _nothing
+    keep: Callable[[], None] = keep_nothing
     _results: Sequence[TensorSpec] | None = None
     _parts: Sequence[Part] | None = None
     _lock: threading.RLock = field(default_factory=new_lock)

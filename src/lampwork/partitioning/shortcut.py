@@ -98,11 +98,11 @@ class Shortcut:
         the passes have left, before they are compiled."""
         subject = self.subject
         if len(parts) != 1 or parts[0].backend is not subject.backend:
-            return _nothing
+            return keep_nothing
         graph = parts[0].graph
         to = keeping(subject.backend, subject.traits, graph, subject.options)
         if to is None or (to.subject.scope is None) != (subject.scope is None):
-            return _nothing
+            return keep_nothing
         demands = None
         if subject.scope is not None and self.asked is not None:
             demands = demands_to_json(Demands.since(self.asked, subject.scope))
@@ -112,7 +112,7 @@ class Shortcut:
         return functools.partial(subject.store.put, self.key, content)
 
 
-def _nothing() -> None:
+def keep_nothing() -> None:
     """Nothing is kept."""
 
 

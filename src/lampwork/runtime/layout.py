@@ -91,7 +91,6 @@ class KernelStep:
     outside: tuple[int, ...] = ()
 
     def place(self, sizes: Sizes, places: Mapping[Index, int]) -> CallKernel:
-        work = max(1, sizes.number(self.work))
         code = self.code
         launch = None
         if isinstance(code, DeviceFunction):
@@ -102,7 +101,7 @@ class KernelStep:
             self.buffers,
             tuple(_size(size, sizes, places) for size in self.sizes),
             sizes.number(self.extent),
-            max(1, -(-self.chunk // work)),
+            grain_of(self.chunk, sizes.number(self.work)),
             self.name,
             self.outside,
             launch,
@@ -135,6 +134,11 @@ class AtenStep:
     @property
     def arguments(self) -> tuple[Any, ...]:
         return (*self.call.args, *(value for _, value in self.call.kwargs))
+
+
+def grain_of(chunk: int, work: int) -> int:
+    """How many iterations a thread takes at once: as many as do the work of a chunk, where each does `work`."""
+    return max(1, -(-chunk // max(1, work)))
 
 
 def _size(size: Index, sizes: Sizes, places: Mapping[Index, int]) -> int | Scalar:

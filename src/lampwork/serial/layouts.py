@@ -19,6 +19,7 @@ from lampwork.runtime.layout import (
     KernelStep,
     Layout,
     Slot,
+    grain_of,
     keys_of,
     scalars_of,
     settled,
@@ -354,7 +355,7 @@ class _Reading:
         outside = tuple(map(self.used, items(found["outside"])))
         if _INT.issuperset(map(type, (*sizes, extent, work))):
             numbers = tuple(map(whole, sizes))
-            grain = max(1, -(-chunk // max(1, whole(work, _COUNT, _NUMBER))))
+            grain = grain_of(chunk, whole(work, _COUNT, _NUMBER))
             return CallKernel(code, buffers, numbers, whole(extent, _COUNT, _NUMBER), grain, name, outside)
         indices = tuple(map(index_from_json, sizes))
         return KernelStep(code, buffers, indices, _size(extent), _size(work), chunk, name, outside)

@@ -43,8 +43,6 @@ def outcome(fn: Callable[..., Any], args: Any) -> Outcome:
     frames: tuple[tuple[str, str, int], ...] = ()
     with contextlib.redirect_stdout(text), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        # Of files and processes of other tests, which the collector may find just now.
-        warnings.simplefilter("ignore", ResourceWarning)
         try:
             result = fn(*args)
         except Exception as raised:  # noqa: BLE001
@@ -131,7 +129,7 @@ def _compare(compiled: Callable[..., Any], fn: Callable[..., Any], call: tuple[A
     assert got.error == expected.error, (got.error, expected.error)
     assert got.text == expected.text, (got.text, expected.text)
     assert got.frames == expected.frames, (got.frames, expected.frames)
-    assert got.warned == expected.warned
-    assert got.logged == expected.logged
+    assert got.warned == expected.warned, (got.warned, expected.warned)
+    assert got.logged == expected.logged, (got.logged, expected.logged)
     same(got.result, expected.result)
     same(args, eager_args)
