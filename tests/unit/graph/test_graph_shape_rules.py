@@ -564,6 +564,8 @@ def test_image_rules() -> None:
                   lambda x=x: aten.im2col.default(x[0], [2, 2], [1, 1], [0, 0], [1, 1]),
                   lambda x=x: aten._upsample_bilinear2d_aa.default(x, [3, 5], False, None, None),
                   lambda x=x: aten._upsample_bicubic2d_aa.default(x, [3, 5], False, None, None),
+                  lambda x=x: aten._prelu_kernel.default(x, torch.rand(1, x.shape[1], 1, 1)),
+                  lambda x=x: aten.scatter_reduce.two(x, 1, torch.zeros(x.shape, dtype=torch.long), x, "sum"),
                   lambda x=x: aten.reflection_pad2d.default(x[1], [1, 2, 0, 3])]  # fmt: skip
     base = torch.randn(2, 3, 4, 5, 6)
     for x in (base, base.to(memory_format=torch.channels_last_3d), base.permute(0, 1, 4, 2, 3)):
