@@ -944,7 +944,6 @@ hasattr(@, "<n>")
 @.is_leaf
 @._version > 0
 @.detach()
-@.data_ptr() == @2.data_ptr()
 @.is_contiguous()
 @[0] + @2[0]
 """),

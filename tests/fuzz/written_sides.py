@@ -8,11 +8,12 @@ import copy
 import enum
 import functools
 import inspect
+import itertools
 import re
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ _OF_COMPILERS = ("_lampwork_held", "_torchdynamo_wrapper_id")
 _OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__", "__qualname__"}
     | {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "__firstlineno__", "_abc_impl"}
-    | {"__static_attributes__", "__orig_bases__", "__parameters__", "__abstractmethods__"}
+    | {"__static_attributes__", "__slotnames__", "__orig_bases__", "__parameters__", "__abstractmethods__"}
 )
 _ITERATORS = tuple(type(iter(each)) for each in ([], (), {}, {}.items(), {}.values(), set(), range(1)))
 _ITERATORS += (type(reversed([])),)
+_fresh = itertools.count(1)
 
 
 class WrittenSide(Side):
@@ -179,6 +181,9 @@ class Walk:
         if isinstance(value, (property, classmethod, staticmethod)):
             names = ("fget", "fset", "fdel") if isinstance(value, property) else ("__func__",)
             return [kind.__name__, *(self.of(getattr(value, name)) for name in names)]
+        if isinstance(value, Iterator) and not isinstance(value, _ITERATORS):
+            # How far it is cannot be told: no other state is known to be this one.
+            self.ids.append(-next(_fresh))
         if inspect.isgenerator(value):
             frame = value.gi_frame
             line = None if frame is None else frame.f_lineno
@@ -230,7 +235,7 @@ class Walk:
             except AttributeError:
                 table = {}
         # The table itself is an object that others may share.
-        told: list[Any] = [["dict", self.of(table)]] if table else []
+        told: list[Any] = [["dict", self.of(table)]] if set(table) - set(_OF_COMPILERS) else []
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
