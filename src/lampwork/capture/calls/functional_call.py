@@ -11,6 +11,7 @@ from torch import nn
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.held_state import check_tables_are_original
 from lampwork.capture.state.entries import Entry
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -40,6 +41,8 @@ def call_functional(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
         raise Break("LW111", "functional_call() of a module that the region made")
     if given["strict"]:
         raise Break("LW111", "functional_call(strict=True) checks all names of the module")
+    for part in nn.Module.modules(module):
+        check_tables_are_original(interp, part)
     if given["tie_weights"]:
         _guard_walks(interp, module)
         # Whether two names have one tensor is asked of all, also of those that stay, and that may be tied later.

@@ -13,6 +13,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.state.environment import Environment
+from lampwork.capture.state.shadows import Shadow
 from lampwork.records import record
 
 
@@ -169,7 +170,7 @@ class Effects:
         for target, _ in self.environment.shadows.appended.values():
             yield target
         for shadow in list(self.environment.shadows.of_copy.values()):
-            if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
+            if is_changed(shadow):
                 yield shadow.original
 
     # --- replay ---------------------------------------------------------------------------------------------------
@@ -197,6 +198,11 @@ class Effects:
                 yield Effect(list.append, (target, item))
         for shadow in list(self.environment.shadows.of_copy.values()):
             yield from _container_effects(shadow.original, shadow.copy, shadow.before)
+
+
+def is_changed(shadow: Shadow) -> bool:
+    """Whether the region writes to an outside container."""
+    return next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None
 
 
 def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect]:
