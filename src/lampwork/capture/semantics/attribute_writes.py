@@ -30,7 +30,7 @@ from lampwork.capture.semantics.held_state import (
     note_registration,
     read_own,
 )
-from lampwork.capture.state.classes import MISSING
+from lampwork.capture.state.classes import MISSING, no_attribute
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.capture.state.treatment import is_slot
@@ -250,6 +250,8 @@ def _replaces_submodule(interp: Interpreter, obj: Any, entry: Entry, name: str, 
 
 def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:
     """delattr(obj, name) in the region."""
+    if type(obj) is TraceTensor:
+        raise Break("LW106", f"the attribute {name!r} of a tensor is deleted")
     remover, owner = interp.lookup(type(obj), "__delattr__")
     if isinstance(remover, types.FunctionType) and remover is not _DELATTR:
         interp.call(remover, [obj, name], {})
@@ -295,7 +297,7 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         load_instance_attr(interp, obj, name)  # raises where there is nothing
     elif read_own(interp, obj, name, entry) is MISSING:
         if not isinstance(obj, torch.nn.Module):
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+            raise no_attribute(obj, name)
         load_registered(interp, obj, name)  # likewise
         _check_tables(interp, obj, entry, name)
         note_registration(interp, obj, entry)
