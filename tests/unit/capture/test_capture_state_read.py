@@ -69,6 +69,38 @@ def getattr_of_a_module_set_between_calls():
     return f
 
 
+def getattr_of_a_module_that_has_the_name():
+    module = types.ModuleType("module")
+    module.__getattr__ = lambda name: 3
+    return lambda x: (x, sorted(module.__dict__), module.__class__, module.u)
+
+
+def global_that_moves_to_the_end():
+    module = types.ModuleType("module")
+    module.a, module.b = 1, 2
+
+    def f(x):
+        del module.a
+        module.a = 5
+        return x
+
+    f.told = lambda: list(vars(module))
+    return f
+
+
+def attribute_of_the_class_of_a_module_deleted():
+    class Module(types.ModuleType):
+        v = 1
+
+    module = Module("module")
+    return lambda x: (x, outcome(lambda: delattr(module, "v")), module.v)
+
+
+def functional_call_with_a_part_that_is_not_there():
+    net = nn.Linear(2, 2)
+    return lambda x: (x, outcome(lambda: torch.func.functional_call(net, {"a.weight": x}, (x,))))
+
+
 def vars_of_what_has_no_dict():
     class Bare:
         __slots__ = ()
@@ -144,6 +176,7 @@ def shown(make: Any, compiled: bool) -> list[str]:
         warnings.simplefilter("always")
         for number in range(4):
             found.append(re.sub("0x[0-9a-f]+", "", repr(outcome(lambda: run(X)))))
+            found.append(repr(getattr(f, "told", list)()))
             getattr(f, "between", lambda number: None)(number)
     # The compiler's own failures, and what it takes for the program's.
     return found + [str(each.message) for each in caught if "LW119" in str(each.message)]

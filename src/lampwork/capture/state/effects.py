@@ -132,7 +132,11 @@ class Effects:
     def write_global(self, table: dict[str, Any], name: str, value: Any) -> None:
         self.writes += 1
         self.environment.shadows.pending.add(id(table))
-        self.globals[id(table), name] = (table, Written(value))
+        _, before = self.globals.get((id(table), name), (table, None))
+        anew = before is not None and (before.deleted or before.anew)
+        if before is not None and before.deleted:
+            del self.globals[id(table), name]
+        self.globals[id(table), name] = (table, Written(value, anew=anew))
 
     def delete_global(self, table: dict[str, Any], name: str) -> None:
         self.writes += 1
@@ -186,9 +190,9 @@ class Effects:
         for table, written in list(self.globals.values()):
             name = next(key[1] for key, held in self.globals.items() if held[1] is written)
             # Bound, since a dict among the arguments would be rebuilt on each call.
-            if written.deleted:
+            if written.deleted or written.anew:
                 yield Effect(table.pop, (name, None))
-            else:
+            if not written.deleted:
                 yield Effect(table.__setitem__, (name, written.value))
         for cell, written in list(self.cells.values()):
             yield Effect(set_cell, (cell, written.value))
