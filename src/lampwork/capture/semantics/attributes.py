@@ -39,6 +39,8 @@ from lampwork.standard import functools
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+# What every module has by its class.
+_OF_MODULES = frozenset(vars(types.ModuleType)) | frozenset(vars(object))
 # Types whose attributes native getattr may read: their attributes are methods or immutable.
 _NATIVE_TYPES: frozenset[type] = CONSTANTS | {
     list,
@@ -488,7 +490,7 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
     if found is not MISSING:
         entry = Entry(module, Known(module, module.__name__), True, module.__name__)
         return _get_descriptor(interp, found, owner, module, name, entry)
-    if module.__name__.partition(".")[0] != "torch":
+    if module.__name__.partition(".")[0] != "torch" and name not in _OF_MODULES:
         fallback = load_item(
             interp, table, source, "__getattr__", f"{module.__name__}.__getattr__", slow=True
         )
