@@ -10,7 +10,7 @@ from torch import nn
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
-from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.attributes import has_attr, load_attr
 from lampwork.capture.semantics.held_state import check_tables_are_original
 from lampwork.capture.state.entries import Entry
 from lampwork.graph.tracetensor import TraceTensor
@@ -124,7 +124,10 @@ def _guarded(interp: Interpreter, module: nn.Module, path: str) -> tuple[dict[st
     module holds what it holds now is guarded, since tied tensors were found by it."""
     *way, name = path.split(".")
     for step in way:
-        module = load_attr(interp, module, step)
+        part = load_attr(interp, module, step) if has_attr(interp, module, step) else None
+        if not isinstance(part, nn.Module):
+            raise Break("LW111", f"functional_call() is given {path}, which the module has not")
+        module = part
     for kind in _TABLES:
         items = cast("dict[str, Any] | None", module.__dict__.get(kind))
         if items is None or name not in items:
