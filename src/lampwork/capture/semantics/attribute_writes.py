@@ -12,13 +12,12 @@ from torch.nn.modules import module as torch_module
 
 from lampwork import pristine
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import DictItem
+from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.model.values import Generator
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
     FUNCTION_STATE,
     instance_dict,
-    load_attr,
     load_instance_attr,
 )
 from lampwork.capture.semantics.held_state import (
@@ -26,6 +25,7 @@ from lampwork.capture.semantics.held_state import (
     check_hooks_are_current,
     dict_shadow,
     is_registered,
+    load_item,
     load_registered,
     note_registration,
     read_own,
@@ -285,8 +285,10 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         return
     _check_place(interp, entry, name, found)
     if isinstance(obj, types.ModuleType):
-        load_attr(interp, obj, name)
-        interp.delete_item(obj.__dict__, name)
+        table = obj.__dict__
+        if load_item(interp, table, Known(table, obj.__name__), name, name, slow=True) is MISSING:
+            raise no_attribute(obj, name)
+        interp.delete_item(table, name)
         return
     shadow = dict_shadow(interp, instance_dict(obj))
     if shadow is not None and name in shadow:
