@@ -105,6 +105,8 @@ class Grower:
     slots: list[Slot] = field(default_factory=list[Slot])
     lines: list[str] = field(default_factory=list[str])
     fresh: int = 0
+    is_helper: bool = False
+    """Whether the helper grows, which does not call itself: eager itself cannot say how deep it gets."""
     local: bool = True
     """Whether the arguments of the root are in scope."""
 
@@ -165,7 +167,9 @@ class Grower:
             else:
                 self.lines.append(pad + text)
         else:
-            text = self.sentence(self.random.choice(READS))
+            text = self.sentence(
+                self.random.choice([r for r in READS if not self.is_helper or "helper" not in r])
+            )
             if self.random.random() < 0.4:
                 self.lines += [
                     f"{pad}try:",
@@ -270,11 +274,11 @@ def grown(seed: int) -> str:
     """The program of a seed."""
     grower = Grower(random.Random(seed))
     grower.objects()
-    grower.local = False
+    grower.local, grower.is_helper = False, True
     grower.define(
         "def helper(x, n=1):", grower.random.choice((0, 1, 2)), ["    y, out = x, []"], "    return y, n, out"
     )
-    grower.local = True
+    grower.local, grower.is_helper = True, False
     args = ", ".join(f"q_{slot.name}" for slot in grower.slots)
     begin = ["    y, out, n = x, [], 1"]
     grower.define(f"def root(x, {args}):", grower.random.randint(3, 8), begin, "    return y, out")

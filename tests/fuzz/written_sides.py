@@ -143,6 +143,7 @@ class Walk:
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, Any]] = {}
         self.ids: list[int] = []
+        self.held: list[Any] = []
         self.told: list[Any] = []
 
     def of(self, value: Any) -> Any:
@@ -151,12 +152,18 @@ class Walk:
         if type(value) in _VALUES or type(value) is bool:
             return f"{type(value).__name__} {value!r}"
         if type(value) is tuple or isinstance(value, tuple) and hasattr(value, "_fields"):
+            self.same(value)
             return [type(value).__name__, *map(self.of, value)]
         if id(value) in self.seen:
             return f"object {self.seen[id(value)][0]}"
         self.seen[id(value)] = (len(self.seen), value)
         self.ids.append(id(value))
         return self.object(value)
+
+    def same(self, value: Any) -> None:
+        """Note an object whose identity eager does not vouch for, but a guard may go by."""
+        self.ids.append(id(value))
+        self.held.append(value)  # its id must stay taken
 
     def table(self, items: Any) -> list[Any]:
         return [[self.of(key), self.of(item)] for key, item in items.items() if key not in _OF_COMPILERS]
@@ -257,6 +264,8 @@ class Walk:
     def function(self, value: types.FunctionType) -> Any:
         if value.__module__ not in ("program", None):
             return f"function {value.__qualname__}"
+        self.same(value.__code__)
+        self.same(value.__dict__)
         told = [value.__name__, value.__code__.co_firstlineno, self.of(value.__defaults__)]
         told += [self.of(value.__kwdefaults__), self.table(vars(value))]
         return ["function", *told, *map(self.of, value.__closure__ or ())]
@@ -268,6 +277,9 @@ class Walk:
             storage = value.untyped_storage()
             number = self.seen.setdefault(-storage.data_ptr() - 1, (len(self.seen), storage))[0]
             told.append(f"storage {number}")
+            self.ids.append(storage.data_ptr())
+        self.same(value.__dict__)
+        told.append(value._version)
         if value.is_leaf and value.grad is not None:
             told.append(self.of(value.grad))
         return [*told, self.table(value.__dict__)]
