@@ -65,7 +65,7 @@ class WrittenSide(Side):
         for thunk in thunks:
             state = self._walk()
             calls = self.before[thunk.__code__.co_firstlineno]
-            is_known = any(s.told == state.told and s.ids == state.ids for s in calls)
+            is_known = self.space and any(s.told == state.told and s.ids == state.ids for s in calls)
             calls.append(state)
             regions = lampwork.stats()["regions"]
             try:

@@ -186,3 +186,32 @@ def shown(make: Any, compiled: bool) -> list[str]:
 def test_what_a_region_reads_is_what_it_wrote(make, monkeypatch):
     monkeypatch.delenv("LAMPWORK_STRICT")
     assert shown(make, True) == shown(make, False)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda n: (n, 2),
+        lambda n: [n, 2],
+        lambda n: {"a": 1, "b": 2},
+        lambda n: {1, 2},
+        lambda n: {"a": X, "b": n},
+    ],
+    ids=["tuple", "list", "dict", "set", "dict of tensors"],
+)
+def test_a_container_that_each_call_makes_anew_is_read_on_each_call(made):
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = made(0)
+
+        def forward(self, x):
+            n = len(self.state)
+            self.state = made(n)
+            return x + n
+
+    keeping = lampwork.compile(Keeping(), backend="eager")
+    regions = lampwork.stats()["regions"]
+    for _ in range(6):
+        assert keeping(X).tolist() == [3.0, 3.0]
+    assert lampwork.stats()["regions"] - regions == 2
