@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
 import copy
@@ -55,6 +56,10 @@ class WrittenSide(Side):
             return super().run(text)
         finally:
             self.before.clear()
+            # What the sides and other programs share is as before.
+            for table in _global_hooks():
+                table.clear()
+            vars(builtins).pop("FRESH", None)
 
     def _watch(self, state: Any) -> None:
         """The namespace of the program: what it holds that the world does not share with other runs is its state."""
@@ -279,7 +284,7 @@ class Walk:
             told.append(f"storage {number}")
             self.ids.append(storage.data_ptr())
         self.same(value.__dict__)
-        told.append(value._version)
+        self.ids.append(value._version)
         if value.is_leaf and value.grad is not None:
             told.append(self.of(value.grad))
         return [*told, self.table(value.__dict__)]
