@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
-from program_fuzz import backend_of
-from program_sides import compared, difference, run
+from program_sides import compared
 from written_grammar import grown
 from written_places import KINDS
 from written_sides import WrittenSide
 
-import lampwork.capture.semantics.attributes as attributes
-import lampwork.capture.semantics.held_state as held_state
+from lampwork.capture.semantics import held_state
 
 FOLDER = Path(__file__).parent
 COUNT = int(os.environ.get("LAMPWORK_FUZZ", "30"))
@@ -42,3 +39,14 @@ def test_a_program_that_writes_is_its_seeds() -> None:
         compile(text, "program", "exec")
     for kind in KINDS:
         assert any(f"{kind}0" in text for text in texts), kind
+
+
+def test_it_finds_reads_that_do_not_go_by_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where reads of a namespace pass over the copy of it that the region writes to, one of the programs that run here
+    by default says so."""
+    monkeypatch.delenv("LAMPWORK_STRICT")
+    # No Python of the program's, which would end the region.
+    monkeypatch.setattr(held_state, "dict_shadow", mock.Mock(return_value=None))
+    found = next(seed for seed in range(30) if compared(grown(seed), "eager", WrittenSide) is not None)
+    monkeypatch.undo()
+    assert compared(grown(found), "eager", WrittenSide) is None
