@@ -246,6 +246,7 @@ class Walk:
                 table = object.__getattribute__(value, "__dict__")
             except AttributeError:
                 table = {}
+        self.same(table)
         # The table itself is an object that others may share.
         told: list[Any] = [["dict", self.of(table)]] if set(table) - set(_OF_COMPILERS) else []
         for base in type(value).__mro__:
