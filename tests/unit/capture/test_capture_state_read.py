@@ -101,6 +101,35 @@ def functional_call_with_a_part_that_is_not_there():
     return lambda x: (x, outcome(lambda: torch.func.functional_call(net, {"a.weight": x}, (x,))))
 
 
+def operators_in_place_that_fail():
+    held = types.SimpleNamespace(function=outcome, plain=Plain())
+
+    def f(x):
+        def add(name):
+            value = getattr(held, name)
+            value += 1
+
+        def times(name):
+            value = getattr(held, name)
+            value *= 2
+
+        return x, [outcome(lambda n=n, g=g: g(n)) for n in ("function", "plain") for g in (add, times)]
+
+    return f
+
+
+def defaults_by_name_written():
+    def called(x, *, n=1):
+        return x + n
+
+    def f(x):
+        y = called(x)
+        called.__kwdefaults__["n"] = 3
+        return y * called(x)
+
+    return f
+
+
 def vars_of_what_has_no_dict():
     class Bare:
         __slots__ = ()
