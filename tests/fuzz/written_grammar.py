@@ -43,6 +43,7 @@ _ERRORS = (
     "IndexError",
     "Problem",
 )
+_BREAKS = re.compile(r"print|apart|graph_break")
 _GLOBALS = ("LEVEL", "FRESH", "KEPT", "num")
 DEPTH = 4
 
@@ -105,6 +106,10 @@ class Grower:
     slots: list[Slot] = field(default_factory=list[Slot])
     lines: list[str] = field(default_factory=list[str])
     fresh: int = 0
+    favourite: str = "v"
+    """The attribute that most steps are about: what is written is to be what is read."""
+    is_whole: bool = False
+    """Whether no step is a graph break by itself: what is written is held back for longer."""
     is_helper: bool = False
     """Whether the helper grows, which does not call itself: eager itself cannot say how deep it gets."""
     local: bool = True
@@ -128,7 +133,7 @@ class Grower:
             if sort == "i":
                 return str(self.random.randrange(4))
             if sort == "n":
-                return self.random.choice(_NAMES)
+                return self.favourite if self.random.random() < 0.6 else self.random.choice(_NAMES)
             if sort == "k":
                 return self.random.choice(_KEYS)
             if sort == "r":
@@ -145,9 +150,9 @@ class Grower:
         slot = self.random.choice(self.slots)
         return self.fill(self.random.choice(KINDS[slot.kind].reads), slot, depth)
 
-    def write(self) -> str:
+    def write(self, slot: Slot | None = None) -> str:
         while True:
-            slot = self.random.choice(self.slots)
+            slot = slot or self.random.choice(self.slots)
             text = self.fill(self.random.choice(KINDS[slot.kind].writes), slot)
             # What an augmented assignment rebinds is no call, and no global by its bare name.
             if not re.match(r".*\) [-+|&^]=|\w+ [-+|&^]=", text) or text.startswith("LEVEL"):
@@ -159,16 +164,26 @@ class Grower:
         if luck < 0.25 and depth < DEPTH:
             self.block(depth)
         elif luck < 0.6:
-            text = self.write()
+            slot = self.random.choice(self.slots)
+            text = self.write(slot)
             # What is refused is caught, most of the time: a program goes on.
             if self.random.random() < 0.7:
                 self.lines += [f"{pad}try:", f"{pad}    {text}", f"{pad}except Exception as error:"]
                 self.lines.append(f"{pad}    out.append(str(error))")
             else:
                 self.lines.append(pad + text)
+            if self.random.random() < 0.5:
+                read = self.fill(self.random.choice(KINDS[slot.kind].reads), slot)
+                self.lines.append(f"{pad}out.append(outcome(lambda: {read}))")
         else:
             text = self.sentence(
-                self.random.choice([r for r in READS if not self.is_helper or "helper" not in r])
+                self.random.choice(
+                    [
+                        r
+                        for r in READS
+                        if not (self.is_helper and "helper" in r or self.is_whole and _BREAKS.search(r))
+                    ]
+                )
             )
             if self.random.random() < 0.4:
                 self.lines += [
@@ -187,7 +202,9 @@ class Grower:
 
     def block(self, depth: int) -> None:
         self.fresh += 1
-        template = self.random.choice(BLOCKS).replace("<f>", f"f{self.fresh}")
+        template = self.random.choice(
+            [b for b in BLOCKS if not self.is_whole or not _BREAKS.search(b)]
+        ).replace("<f>", f"f{self.fresh}")
         if "yield" in template and depth > 1:
             return self.step(depth)
         for line in template.split("$"):
@@ -214,14 +231,14 @@ class Grower:
     def objects(self) -> None:
         self.lines += ["KEPT = Plain()", "HOLD, BOX, TABLE = types.SimpleNamespace(), [], {}"]
         kinds = self.random.choices(
-            list(WEIGHTS), list(WEIGHTS.values()), k=self.random.choice((1, 1, 2, 2, 3))
+            list(WEIGHTS), list(WEIGHTS.values()), k=self.random.choice((1, 1, 1, 2, 2, 3))
         )
         for kind in kinds:
-            for _ in range(self.random.choice((1, 2))):
+            for _ in range(self.random.choice((1, 2, 2))):
                 self.object(kind)
         for kind in set(kinds) if len(set(kinds)) == 1 else sorted(set(kinds)):
             group = [slot for slot in self.slots if slot.kind == kind]
-            if KINDS[kind].shared and len(group) > 1 and self.random.random() < 0.5:
+            if KINDS[kind].shared and len(group) > 1 and self.random.random() < 0.6:
                 text = self.random.choice(KINDS[kind].shared)
                 text = text.replace("@2", group[1].name).replace("@", group[0].name)
                 self.lines += ["try:", f"    {text}", "except Exception:", "    pass"]
@@ -273,6 +290,7 @@ def _assigned(lines: list[str]) -> list[str]:
 def grown(seed: int) -> str:
     """The program of a seed."""
     grower = Grower(random.Random(seed))
+    grower.favourite, grower.is_whole = grower.random.choice(_NAMES), grower.random.random() < 0.6
     grower.objects()
     grower.local, grower.is_helper = False, True
     grower.define(
