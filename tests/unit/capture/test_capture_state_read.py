@@ -4,6 +4,7 @@ form: a program runs eager and compiled, call after call, and shows the same."""
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import re
 import types
@@ -128,6 +129,38 @@ def defaults_by_name_written():
         return y * called(x)
 
     return f
+
+
+def copies_of_what_answers_to_all_names():
+    class Answering:
+        def __init__(self):
+            self.v = 1
+
+        def __getattr__(self, name):
+            return 12
+
+    class Refusing(Answering):
+        def __getattr__(self, name):
+            raise AttributeError(name)
+
+    objects = [Answering(), Refusing()]
+
+    def f(x):
+        copies = [outcome(lambda o=o, c=c: c(o).v) for o in objects for c in (copy.copy, copy.deepcopy)]
+        return x, copies
+
+    return f
+
+
+def copy_of_what_is_behind_a_property():
+    class Behind:
+        @property
+        def v(self):
+            return 5
+
+    behind = Behind()
+    vars(behind)["v"] = 3
+    return lambda x: (x, [(c(behind).v, vars(c(behind))) for c in (copy.copy, copy.deepcopy)])
 
 
 def vars_of_what_has_no_dict():
