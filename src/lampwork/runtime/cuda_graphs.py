@@ -253,7 +253,7 @@ class Graphed:
         self._graphs: dict[Key, Captured] = {}
         self._seen: Recent[Key, Key] = Recent(KEPT)
         self._last: Key | None = None
-        self._ran_in: set[int] = set()
+        self._thread = threading.local()
 
     def __del__(self) -> None:
         self._graphs.clear()  # before the memory that they lie in
@@ -274,8 +274,9 @@ class Graphed:
                 captured = self._graphs.get(key) or self._captured(key, tensors, scalars)
                 if captured is not None:
                     return self._replayed(captured, tensors)
-        self._ran_in.add(threading.get_ident())
-        return self._settled(self.executable.run(tensors, scalars))
+        results = self.executable.run(tensors, scalars)
+        self._thread.has_run = True
+        return self._settled(results)
 
     @property
     def stats(self) -> Mapping[str, int]:
@@ -297,7 +298,7 @@ class Graphed:
             self._seen.put(key, key)
             return None
         # Libraries prepare themselves for each thread, which they cannot in a capture.
-        if threading.get_ident() not in self._ran_in:
+        if not hasattr(self._thread, "has_run"):
             return None
         if self.captures >= FREE_CAPTURES + self.replays // REPLAYS_THAT_PAY:
             return None
@@ -380,9 +381,9 @@ class Graphed:
             if captured.copied:
                 _copy_all(captured.places, [_part(tensors[number], span) for number, span in captured.copied])
             captured.graph.replay()
+            for tensor, moved_on in written:  # whether or not there is memory for the results
+                nodes.set_version(tensor, _version(tensor) + moved_on)
             results: list[Any] = _copies(captured.sources)
-        for tensor, moved_on in written:
-            nodes.set_version(tensor, _version(tensor) + moved_on)
         if captured.are_copies:
             return results
         with _BelowAutograd():  # views of what was written are of its new version
