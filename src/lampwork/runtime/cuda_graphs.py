@@ -341,6 +341,8 @@ class Graphed:
                 given[number] = place if span is None else place.as_strided(like.shape, like.stride())
             return self.executable.run(given, scalars)
 
+        # Torch frees where a graph that went reads its seed, and writes there again as this one begins.
+        self._pool.follow_replays()
         try:
             graph, places, results = self._device.capture(self._pool.memory, prepare, run, self._draws)
             sources, plan = plan_results(results, (*given, *self.executable.bound), self._unused)

@@ -368,6 +368,18 @@ def test_streams_wait_for_each_other(fake: Setup) -> None:
     ]
 
 
+def test_captures_wait_for_replays(fake: Setup) -> None:
+    fast, other = fake.compile(scaled), fake.compile(lambda x: x * 5)
+    x = torch.randn(3)
+    for _ in range(2):
+        fast(x)
+    other(x)
+    fake.device.log.clear()
+    with fake.device.on_stream(7):
+        other(x)
+    assert fake.device.log == [("wait", 7, 0), ("capture", 7), ("replay", 7)]
+
+
 def test_threads(fake: Setup) -> None:
     fast = fake.compile(lambda x: (x * 2).cumsum(0))
     wrong: list[int] = []
