@@ -286,7 +286,7 @@ def _store_places(consumer: Definition) -> tuple[Expr, ...]:
 def _operands(consumer: Definition) -> tuple[Load, ...]:
     """What a template multiplies."""
     if isinstance(consumer, Gemm):
-        return (consumer.a, consumer.b)
+        return (consumer.a, consumer.b, *(() if consumer.ends is None else (consumer.ends,)))
     return (consumer.q, consumer.k, consumer.v) if isinstance(consumer, Attention) else ()
 
 
