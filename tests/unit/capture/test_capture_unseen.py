@@ -424,3 +424,26 @@ builtins.next = real
 assert calls and compiled(torch.ones(2), itertools.count(4)).tolist() == [9, 9]
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+def test_a_hook_that_a_library_adds_to_an_abstract_base_class():
+    """The compiler asks the standard library's classes, too; what the hook says is kept with the class."""
+    script = """
+import collections.abc, torch, lampwork
+old, asked = collections.abc.MutableMapping.__subclasshook__, []
+def hook(cls, subclass):
+    asked.append(subclass)
+    return not issubclass(subclass, Own) and old(subclass)
+class Own(dict):
+    pass
+class Other(dict):
+    pass
+collections.abc.MutableMapping.__subclasshook__ = classmethod(hook)
+def function(x, *mappings):
+    return x * sum(isinstance(m, collections.abc.MutableMapping) for m in mappings) + 1
+compiled = lampwork.compile(function)
+for _ in range(3):
+    assert compiled(torch.ones(2), Own(), Other()).tolist() == function(torch.ones(2), Own(), Other()).tolist()
+assert lampwork.stats()["breaks"] == 0 and asked.count(Own) == asked.count(Other) == 1, asked
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)

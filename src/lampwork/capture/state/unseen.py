@@ -9,6 +9,7 @@ key), native code may repeat; and some of the program's code is the compiler's t
 
 from __future__ import annotations
 
+import abc
 import gc
 import importlib.util
 import sys
@@ -92,6 +93,15 @@ def _is_asynchronous(code: types.CodeType, first: Any) -> bool:
     )
 
 
+def _is_subclass_hook(code: types.CodeType, first: Any) -> bool:
+    """Whether this is what an abstract base class asks about a class, on whosever behalf: the compiler, too, asks the
+    standard library's, to which programs add hooks. The class keeps the answer, so eager would run this once as well.
+    """
+    if not issubclass(type(first), abc.ABCMeta):
+        return False
+    return getattr(getattr(first.__subclasshook__, "__func__", None), "__code__", None) is code
+
+
 def _refusal(code: types.CodeType, first: Any, second: Any) -> Break | tuple[Any] | None:
     """What raises in place of the program's code, or what its call returns."""
     table = _repeated.get(threading.get_ident())
@@ -104,7 +114,7 @@ def _refusal(code: types.CodeType, first: Any, second: Any) -> Break | tuple[Any
             return (type(first),)
         if second == "__dict__":
             return (object.__getattribute__(first, "__dict__"),)
-    if _is_import(code) or _is_asynchronous(code, first):
+    if _is_import(code) or _is_asynchronous(code, first) or _is_subclass_hook(code, first):
         return None
     stop = Break("LW103", f"{code.co_qualname}(), which native code calls,")
     # Native code may drop what it raises.
