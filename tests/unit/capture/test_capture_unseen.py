@@ -26,6 +26,7 @@ import torch.utils._pytree as pytree
 from children import failure
 
 import lampwork
+from lampwork.capture.state import unseen
 
 X = torch.ones(2)
 
@@ -447,3 +448,24 @@ for _ in range(3):
 assert lampwork.stats()["breaks"] == 0 and asked.count(Own) == asked.count(Other) == 1, asked
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+@pytest.mark.parametrize("folder", ["lib/python3/dist-packages", "user/lib/python3.11/site-packages"])
+def test_packages_are_those_of_every_folder_for_packages(folder, tmp_path, monkeypatch):
+    """Of the user's own, for one, and of the Python below a virtual environment."""
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "cached_tables.py").write_text(
+        "import functools\n@functools.lru_cache\ndef table(n):\n    return tuple(range(n))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    import cached_tables
+
+    try:
+        compiled = lampwork.compile(lambda x: x * sum(cached_tables.table(4)))
+        assert torch.equal(compiled(X), X * 6)
+        assert lampwork.stats()["breaks"] == 0
+        assert unseen.is_program(cached_tables.table.__wrapped__.__code__, {})
+        numpy_code = compile("", str(tmp_path / folder / "numpy" / "linalg.py"), "exec")
+        assert not unseen.is_program(numpy_code, {})
+    finally:
+        del sys.modules["cached_tables"]

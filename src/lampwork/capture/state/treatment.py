@@ -84,9 +84,11 @@ _READ: tuple[type, ...] = (
 # which a virtual environment can share, or where it was built.
 _PLACES = (
     "<frozen ",
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    sysconfig.get_path("stdlib"),
     f"{Path(torch.__file__).parent}/",
 )
+# A process has several folders of installed packages: its environment's, the user's, those of the Python below.
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/.]+)")
 # How the names of marks on functions begin: those of torch.compiler, torch._dynamo, torch.jit and of Lampwork.
 _MARKS = ("_dynamo", "_is_torch", "_lampwork", "_torch", "__script", "__torch")
 _TELLING = ("__eq__", "__repr__")
@@ -116,7 +118,14 @@ _WRITING = frozenset(
 
 def is_of_library(code: types.CodeType) -> bool:
     """Whether code belongs to Python or to an installed package."""
-    return code.co_filename.startswith(_PLACES)
+    return code.co_filename.startswith(_PLACES) or package_of(code.co_filename) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of(file: str) -> str | None:
+    """The package of a file, or the module that it is, where that is installed."""
+    found = _INSTALLED.match(file)
+    return None if found is None else found[1]
 
 
 def is_one_of_many(function: types.FunctionType) -> bool:

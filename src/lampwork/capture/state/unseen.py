@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from lampwork.capture.model.errors import Break
+from lampwork.capture.state.treatment import package_of
 from lampwork.capture.state.warned import heard
 from lampwork.frames import Watched
 from lampwork.signals import handler_codes
 
-_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 # The compiler and what it is made of. Other packages are the program's: what their classes read is not guarded.
 _OURS = frozenset(
     {
@@ -49,8 +49,9 @@ def is_program(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     name = code.co_filename
     if name.startswith(_PLACES):
         return False
-    if name.startswith(_PACKAGES):
-        return name.rpartition("-packages/")[2].partition("/")[0].removesuffix(".py") not in _OURS
+    package = package_of(name)
+    if package is not None:
+        return package not in _OURS
     if name.startswith(_STANDARD):
         return False
     # What dataclasses, namedtuples and typing generate has no file, and may lie in a namespace of a class.
