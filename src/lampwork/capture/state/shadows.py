@@ -251,7 +251,7 @@ class Shadows:
             self._guards.add(source, "equals", value, slow=slow)
             return value
         # The guard looks at the order, too.
-        copy, expected = _copied_in_order(value), _copied_in_order(value)
+        copy, expected = (_copied_in_order(cast("set[Any]", value)) for _ in range(2))
         if copy is None:
             raise Break("LW111", f"{name} is a set whose copy has another order")
         self._guards.add(source, "equals", expected, slow=slow)
