@@ -469,3 +469,53 @@ def test_packages_are_those_of_every_folder_for_packages(folder, tmp_path, monke
         assert not unseen.is_program(numpy_code, {})
     finally:
         del sys.modules["cached_tables"]
+
+
+def test_a_function_that_a_package_makes_is_one_of_many(tmp_path, monkeypatch):
+    """What is handed on at a graph break is another function on each call."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "packs_tensors.py").write_text(
+        "def pack(t):\n    shape = t.shape\n    def unpack(o, by=2.0):\n        return o.reshape(shape) * by\n"
+        "    return t.reshape(-1), unpack\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    import packs_tensors
+
+    def function(x):
+        y, unpack = packs_tensors.pack(x)
+        if y.sum() > 0:
+            y = y + 1
+        return unpack(y)
+
+    try:
+        compiled = lampwork.compile(function)
+        lampwork.reset_stats()
+        for _ in range(4):
+            assert torch.equal(compiled(torch.ones(2, 3)), function(torch.ones(2, 3)))
+        assert lampwork.stats()["recompiles"] == 0
+    finally:
+        del sys.modules["packs_tensors"]
+
+
+def test_einsum_asks_opt_einsum_in_which_order_to_multiply(tmp_path):
+    folder = tmp_path / "site-packages" / "opt_einsum"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "def contract_path(equation, *operands, optimize):\n"
+        "    sizes = [x.shape[0] for x in operands]\n"
+        "    return ([(0, 2), (0, 1)] if sizes[0] > 1 else [(0, 1), (0, 1)]), None\n"
+    )
+    script = """
+import torch, lampwork
+def function(a, b, c):
+    return torch.einsum("ij,jk,kl->il", a, b, c)
+compiled = lampwork.compile(function)
+for n in (1, 3, 4):
+    args = torch.randn(n, 4), torch.randn(4, 5), torch.randn(5, 2)
+    torch.testing.assert_close(compiled(*args), function(*args))
+assert torch.backends.opt_einsum.is_available() and lampwork.stats()["breaks"] == 0
+"""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder.parent))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment)

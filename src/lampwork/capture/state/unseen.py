@@ -23,18 +23,11 @@ from typing import Any
 import torch
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.state.treatment import package_of
+from lampwork.capture.state.treatment import COMPILERS, package_of
 from lampwork.capture.state.warned import heard
 from lampwork.frames import Watched
 from lampwork.signals import handler_codes
 
-# The compiler and what it is made of. Other packages are the program's: what their classes read is not guarded.
-_OURS = frozenset(
-    {
-        "lampwork", "torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx", "bytecode", "llvmlite",
-        "triton", "typing_extensions",
-    }
-)  # fmt: skip
 _PLACES = (
     f"{Path(__file__).parents[2]}/",
     f"{Path(torch.__file__).parent}/",
@@ -51,7 +44,7 @@ def is_program(code: types.CodeType, namespace: dict[str, Any]) -> bool:
         return False
     package = package_of(name)
     if package is not None:
-        return package not in _OURS
+        return package not in COMPILERS
     if name.startswith(_STANDARD):
         return False
     # What dataclasses, namedtuples and typing generate has no file, and may lie in a namespace of a class.
@@ -59,7 +52,7 @@ def is_program(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     root = home.partition(".")[0]
     return not (
         name.startswith("<")
-        and (root in _OURS or root in sys.stdlib_module_names or home.startswith("namedtuple_"))
+        and (root in COMPILERS or root in sys.stdlib_module_names or home.startswith("namedtuple_"))
         and root != "__main__"
     )
 
