@@ -172,6 +172,8 @@ def treatment(kind: type) -> Treatment:
         return "slots"  # Its methods run as they are, and its == is one of them.
     if issubclass(kind, _THEMSELVES):
         return "is"
+    if issubclass(kind, weakref.ProxyTypes):
+        return "opaque"  # All that is asked of one is asked of the object behind it.
     if hasattr(kind, "__next__"):
         return "plain"  # Iterators are looked after where they are used.
     return "opaque" if any(_is_native(kind, name) for name in _DUNDERS) else "plain"
