@@ -9,9 +9,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 namespace lampwork {
 
@@ -156,6 +158,21 @@ class ArgumentReader {
   }
   rt::Index index(const Json& json) const { return rt::Index::read(json, program_.layout->symbols, "an argument of " + op_); }
 
+  // "nan(0xfff8000000000000)": a nan that has another sign or payload than NAN.
+  static std::optional<double> other_nan(std::string_view text) {
+    constexpr std::string_view kBefore = "nan(0x", kAfter = ")";
+    constexpr size_t kDigits = 16;
+    if (text.size() != kBefore.size() + kDigits + kAfter.size()) return std::nullopt;
+    if (!text.starts_with(kBefore) || !text.ends_with(kAfter)) return std::nullopt;
+    const std::string_view digits = text.substr(kBefore.size(), kDigits);
+    uint64_t bits = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + kDigits, bits, 16);
+    if (error != std::errc() || end != digits.data() + kDigits) return std::nullopt;
+    double value = 0;
+    std::memcpy(&value, &bits, sizeof value);
+    return std::isnan(value) ? std::optional(value) : std::nullopt;
+  }
+
   std::optional<double> real(const Json& json) const {
     if (json.real() != nullptr) return *json.real();
     if (json.integer() != nullptr) return static_cast<double>(*json.integer());
@@ -165,6 +182,7 @@ class ArgumentReader {
     if (text == "inf") return INFINITY;
     if (text == "-inf") return -INFINITY;
     if (text == "nan") return NAN;
+    if (const auto other = other_nan(text)) return *other;
     damaged(op_ + " has the number '" + text + "'");
   }
 

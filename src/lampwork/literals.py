@@ -8,6 +8,7 @@ from lampwork.standard import math, struct
 
 NAN_BITS = 0x7FF8 << 48
 """Of `math.nan`."""
+_DIGITS = 16
 
 
 def bits_of_nan(value: float) -> int:
@@ -25,6 +26,20 @@ def nan_of_bits(bits: int) -> float:
     if not math.isnan(value):
         raise ValueError(f"{bits:#x} are the bits of {value}")
     return value
+
+
+def nan_of_text(text: str) -> float:
+    """The nan of a `literal_text` that tells its bits.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    inside = text.removeprefix("nan(0x").removesuffix(")")
+    if len(inside) == _DIGITS and not inside.strip("0123456789abcdef") and int(inside, 16) != NAN_BITS:
+        value = nan_of_bits(int(inside, 16))
+        if literal_text(value) == text:
+            return value
+    raise ValueError(f"{text!r} is no nan")
 
 
 def literal_text(value: Any) -> str:

@@ -20,6 +20,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from children import forked  # noqa: E402
 from leaked import leaks  # noqa: E402
 from program_grammar import grown  # noqa: E402
 from program_shrink import shrunk  # noqa: E402
-from program_sides import compared, difference, run  # noqa: E402
+from program_sides import Side, compared, difference, run  # noqa: E402
 
 import lampwork  # noqa: E402
 
@@ -56,26 +57,104 @@ def backend_of(seed: int) -> str:
     return "native" if seed % 8 == 0 else "eager"
 
 
-def judged(text: str, backend: str, leak: bool = True) -> str | None:
-    """The difference between eager and compiled of one program, tried in a child of its own; "flaky" where eager
-    differs from eager."""
+@dataclass(frozen=True, slots=True)
+class Fuzzer:
+    """A family of programs: the program of a seed, what runs it, and what --help says."""
 
-    def task(send: Any) -> None:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        found = compared(text, backend)
-        send(found=found or (leaks() if leak else None))
+    grown: Callable[[int], str]
+    side: type[Side]
+    about: str
 
-    found = _answer(task)
-    if found is None:
-        return None
+    def judged(self, text: str, backend: str, leak: bool = True) -> str | None:
+        """The difference between eager and compiled of one program, tried in a child of its own; "flaky" where eager
+        differs from eager."""
 
-    def twice(send: Any) -> None:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        first = run(text, None)
+        def task(send: Any) -> None:
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            found = compared(text, backend, self.side)
+            send(found=found or (leaks() if leak else None))
+
+        found = _answer(task)
+        if found is None:
+            return None
+
+        def twice(send: Any) -> None:
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            first = run(text, None, self.side)
+            gc.collect()
+            send(found=difference(run(text, None, self.side), first))
+
+        return found if _answer(twice) is None else FLAKY
+
+    def sweep(self, seeds: list[int], quick: bool = False, trials: int = 250) -> tuple[int, list[Finding]]:
+        """Try programs; how many were compared, and what differs, shrunk."""
+        tried, findings, left = 0, list[Finding](), list(seeds)
+        while left:
+            batch, left = left[:BATCH], left[BATCH:]
+            suspects: list[int] = []
+            done: list[int] = []
+            current: int | None = None
+
+            def task(send: Any, batch: list[int] = batch) -> None:
+                for seed in batch:
+                    faulthandler.dump_traceback_later(LIMIT, exit=True)
+                    send(start=seed)
+                    send(done=seed, found=compared(self.grown(seed), backend_of(seed), self.side))
+                faulthandler.cancel_dump_traceback_later()
+                send(leak=leaks())
+
+            for message in forked(task, LIMIT * 2):
+                if "start" in message:
+                    current = message["start"]
+                elif "done" in message:
+                    done.append(message["done"])
+                    current = None
+                    if message["found"] is not None:
+                        suspects.append(message["done"])
+                elif "leak" in message:
+                    suspects += batch if message["leak"] is not None else []
+                elif current is not None:
+                    done.append(current)
+                    suspects.append(current)
+            left = [seed for seed in batch if seed not in done] + left
+            if not done:
+                raise RuntimeError("a batch of programs ended before its first one")
+            tried += len(done)
+            for seed in dict.fromkeys(suspects):
+                found = self.examined(seed, quick, trials)
+                if found is not None:
+                    findings.append(found)
+        return tried, findings
+
+    def examined(self, seed: int, quick: bool, trials: int) -> Finding | None:
+        """A program that differed in company: alone, and shrunk."""
+        text, backend = self.grown(seed), backend_of(seed)
+        what = self.judged(text, backend)
+        if what is None or what == FLAKY:
+            return None
+        if quick:
+            return Finding(seed, what, text)
+        leak = what.startswith("leak")
+
+        def fails(smaller: str) -> bool:
+            found = self.judged(smaller, backend, leak)
+            return found is not None and found != FLAKY and alike(found, what)
+
+        text = shrunk(text, fails, trials)
+        return Finding(seed, self.judged(text, backend) or what, text)
+
+    def prepare(self) -> None:
+        """Import all that a compilation imports, before any fork."""
+
+        def used(x: torch.Tensor) -> torch.Tensor:
+            print(end="")
+            return torch.nn.functional.softmax(x @ x, 0) * 2
+
+        for backend in ("native", "eager"):
+            lampwork.compile(used, backend=backend)(torch.randn(3, 3))
+            for seed in range(3):
+                compared(self.grown(seed), backend, self.side)
         gc.collect()
-        send(found=difference(run(text, None), first))
-
-    return found if _answer(twice) is None else FLAKY
 
 
 def _answer(task: Any) -> str | None:
@@ -91,88 +170,15 @@ def cause(what: str) -> str:
     return re.sub(r"\d+", "#", what)[:60]
 
 
-def sweep(seeds: list[int], quick: bool = False, trials: int = 250) -> tuple[int, list[Finding]]:
-    """Try programs; how many were compared, and what differs, shrunk."""
-    tried, findings, left = 0, list[Finding](), list(seeds)
-    while left:
-        batch, left = left[:BATCH], left[BATCH:]
-        suspects: list[int] = []
-        done: list[int] = []
-        current: int | None = None
-
-        def task(send: Any, batch: list[int] = batch) -> None:
-            for seed in batch:
-                faulthandler.dump_traceback_later(LIMIT, exit=True)
-                send(start=seed)
-                send(done=seed, found=compared(grown(seed), backend_of(seed)))
-            faulthandler.cancel_dump_traceback_later()
-            send(leak=leaks())
-
-        for message in forked(task, LIMIT * 2):
-            if "start" in message:
-                current = message["start"]
-            elif "done" in message:
-                done.append(message["done"])
-                current = None
-                if message["found"] is not None:
-                    suspects.append(message["done"])
-            elif "leak" in message:
-                suspects += batch if message["leak"] is not None else []
-            elif current is not None:
-                done.append(current)
-                suspects.append(current)
-        left = [seed for seed in batch if seed not in done] + left
-        if not done:
-            raise RuntimeError("a batch of programs ended before its first one")
-        tried += len(done)
-        for seed in dict.fromkeys(suspects):
-            found = examined(seed, quick, trials)
-            if found is not None:
-                findings.append(found)
-    return tried, findings
-
-
-def examined(seed: int, quick: bool, trials: int) -> Finding | None:
-    """A program that differed in company: alone, and shrunk."""
-    text, backend = grown(seed), backend_of(seed)
-    what = judged(text, backend)
-    if what is None or what == FLAKY:
-        return None
-    if quick:
-        return Finding(seed, what, text)
-    leak = what.startswith("leak")
-
-    def fails(smaller: str) -> bool:
-        found = judged(smaller, backend, leak)
-        return found is not None and found != FLAKY and alike(found, what)
-
-    text = shrunk(text, fails, trials)
-    return Finding(seed, judged(text, backend) or what, text)
-
-
 def alike(found: str, what: str) -> bool:
     """Whether two findings are of one kind: a shrunk program must not fail for another reason."""
-    kinds = ("crash", "leak", "'faults'", "lampwork", ".lines", ".log", "context", "RecursionError")
+    kinds = ("crash", "leak", "'faults'", "lampwork", ".lines", ".log", "context", "RecursionError", "anew")
     return [kind in found for kind in kinds] == [kind in what for kind in kinds]
 
 
-def prepare() -> None:
-    """Import all that a compilation imports, before any fork."""
-
-    def used(x: torch.Tensor) -> torch.Tensor:
-        print(end="")
-        return torch.nn.functional.softmax(x @ x, 0) * 2
-
-    for backend in ("native", "eager"):
-        lampwork.compile(used, backend=backend)(torch.randn(3, 3))
-        for seed in range(3):
-            compared(grown(seed), backend)
-    gc.collect()
-
-
-def main() -> int:
+def main(fuzzer: Fuzzer) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=fuzzer.about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-n", type=int, default=100, help="programs")
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
@@ -186,19 +192,19 @@ def main() -> int:
     warnings.simplefilter("ignore", SyntaxWarning)
     seeds = list(range(options.seed, options.seed + options.n))
     if options.print:
-        print("\n".join(grown(seed) for seed in seeds))
+        print("\n".join(fuzzer.grown(seed) for seed in seeds))
         return 0
     torch.set_num_threads(1)
-    prepare()
+    fuzzer.prepare()
     if options.file:
-        what = judged(Path(options.file).read_text(), options.backend)
+        what = fuzzer.judged(Path(options.file).read_text(), options.backend)
         print(what)
         return 0 if what is None else 1
     start = time.time()
     tried, findings = 0, list[Finding]()
     while seeds and time.time() - start < options.seconds:
         some, seeds = seeds[:BATCH], seeds[BATCH:]
-        count, found = sweep(some, options.quick)
+        count, found = fuzzer.sweep(some, options.quick)
         tried += count
         findings += found
         for finding in found:
@@ -213,4 +219,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Fuzzer(grown, Side, __doc__)))

@@ -33,13 +33,13 @@ _DEPTH = 5
 _world = compile(WORLD.read_text(), str(WORLD), "exec")
 
 
-def run(text: str, backend: str | None) -> list[Any]:
-    """Run a program, compiled for a backend or eager (None); what happened, in order."""
-    return Side(backend).run(text)
-
-
 class Side:
-    """One run. `events`: what has been seen so far."""
+    """One run. `events`: what has been seen so far. `world` is executed before the program; `watched` are the names of
+    its state, of which `kept` are shown once more at the end."""
+
+    world = _world
+    watched: tuple[str, ...] = ("LAYER", "TABLE")
+    kept: tuple[str, ...] = ("LEVEL", "TABLE")
 
     def __init__(self, backend: str | None) -> None:
         self.backend = backend
@@ -69,17 +69,17 @@ class Side:
             with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):
                 warnings.simplefilter("always")
                 try:
-                    exec(_world, space)
+                    exec(self.world, space)
                     exec(compile(text, FILE, "exec"), space)
-                    self._watch(space["LAYER"])
-                    self._watch(space["TABLE"])
+                    for name in self.watched:
+                        self._watch(space[name])
                     space["main"](self.compile, self.call, self._watch)
                 except BaseException as error:  # noqa: BLE001  (what the program raises is a result)
                     self.events.append(["main raised", described(error)])
                 # Handlers of exceptions are gone: what the program left behind dies here.
                 self._note_states()
                 self.states.clear()
-                found = {k: v for k, v in space.items() if k in ("LEVEL", "TABLE")}
+                found = {k: v for k, v in space.items() if k in self.kept}
                 self.events.append(["globals", described(found)])
                 self.events.append(["stdout", out.getvalue()])
                 self.events.append(
@@ -235,11 +235,16 @@ def difference(got: Any, want: Any, path: str = "") -> str | None:
     return None if got == want else f"{path}: {got!r}, in eager {want!r}"[:900]
 
 
-def compared(text: str, backend: str | None) -> str | None:
+def run(text: str, backend: str | None, side: type[Side] = Side) -> list[Any]:
+    """Run a program, compiled for a backend or eager (None); what happened, in order."""
+    return side(backend).run(text)
+
+
+def compared(text: str, backend: str | None, side: type[Side] = Side) -> str | None:
     """Run a program eager and compiled; the first difference, in words."""
-    want = run(text, None)
+    want = run(text, None, side)
     gc.collect()
-    got = run(text, backend)
+    got = run(text, backend, side)
     for i, (mine, theirs) in enumerate(zip(got, want, strict=False)):
         found = difference(mine, theirs)
         if found is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import card_programs
 import pytest
 import torch
 from indexing_programs import generate
@@ -71,6 +72,11 @@ def test_random_programs_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert report.wrong is None, f"{report.wrong}\n{source[source.index('@program') :]}"
 
     each_seed(check)
+
+
+def test_programs_of_cards_on_gpu() -> None:
+    """Those of tests/unit/codegen/test_card_programs_fuzz.py."""
+    each_seed(lambda seed: card_programs.check(seed, gpu.DEVICE))
 
 
 def test_gradients_on_gpu() -> None:

@@ -288,3 +288,17 @@ def test_two_compilations_serve_every_batch_and_length_of_recurrent_networks() -
 
 def test_two_compilations_serve_every_batch_of_a_classifier() -> None:
     assert _compiles(_Classifier().eval(), [(torch.randn(n, 64),) for n in (8, 3, 100, 2)]) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_two_compilations_serve_every_batch_of_recurrent_cells(kind: type[nn.Module]) -> None:
+    cell = kind(8, 12).eval().requires_grad_(False)
+    assert _compiles(cell, [(torch.randn(n, 8),) for n in (4, 3, 100, 2)]) == [1, 2, 2, 2]
+    assert lampwork.stats()["breaks"] == 0
+
+
+@pytest.mark.parametrize("dim, chunks", [(1, 2), (-1, 5)])
+def test_two_compilations_serve_chunks_of_every_size(dim: int, chunks: int) -> None:
+    calls = [(torch.randn(n, 8),) for n in (4, 6, 8, 100)]
+    assert _compiles(lambda x: [c + 1 for c in x.unsafe_chunk(chunks, dim)], calls) == [1, 2, 2, 2]
+    assert lampwork.stats()["breaks"] == 0

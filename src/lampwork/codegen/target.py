@@ -336,6 +336,12 @@ class Target:
             return None
         return next((unit for unit in self.units if unit.dtype == dtype and unit.steps == dot.steps), None)
 
+    @property
+    def grouped(self) -> frozenset[DType]:
+        """The dtypes that products of groups of rows have a template for that is faster than calls of ATen: tile
+        registers are not used there."""
+        return frozenset(dtype for dtype in self.products if self.unit(dtype) is None)
+
     def steps(self, dtype: DType) -> int:
         """The numbers along k that products of `dtype` take at a time."""
         dot = self.dot(dtype)

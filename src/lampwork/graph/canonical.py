@@ -161,6 +161,19 @@ def _split_with_sizes(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dic
     return _pieces(rec, op, tensor, args[1], dim)
 
 
+def _unsafe_chunk(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's own composition, which takes sizes as numbers only."""
+    tensor = _traced(rec, args[0])
+    chunks: int = argument(op, args, kwargs, "chunks")
+    dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
+    if not tensor.spec.shape or chunks <= 0:
+        raise ShapeError(f"{chunks} chunks of {tensor.spec}")
+    extent = tensor.spec.shape[dim]
+    if extent == 0:
+        return _pieces(rec, aten.unsafe_split_with_sizes.default, tensor, [0] * chunks, dim)
+    return _split(rec, aten.unsafe_split.Tensor, (tensor, -(-extent // chunks), dim), {})
+
+
 def _unbind(rec: Recorder, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = _traced(rec, args[0])
     dim = wrap_dim(argument(op, args, kwargs, "dim"), len(tensor.spec.shape))
@@ -530,6 +543,7 @@ SPECIAL: Mapping[Any, Handler] = {
     aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.unsafe_split_with_sizes.default: _split_with_sizes,
+    aten.unsafe_chunk.default: _unsafe_chunk,
     aten.unbind.int: _unbind,
     aten.to.dtype: _to,
     aten.to.device: _to,

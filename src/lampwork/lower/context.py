@@ -69,8 +69,8 @@ class Context:
     products: the dtypes that a matrix product may become a Gemm in. tiled_scores: scores of a head from which attention
     becomes an Attention. variants: of the templates that nodes become, by node. in_bf16: which products of float32 are
     computed in bfloat16. device: what the definitions run on, calls of ATen aside. templates: whether there are any for
-    it, and a definition may refuse some of its data. atomics: the dtypes that it sums in memory. standalone: no rule
-    chooses a call of ATen that it could do without.
+    it, and a definition may refuse some of its data. atomics: the dtypes that it sums in memory. grouped: as
+    `products`, of groups of rows. standalone: no rule chooses a call of ATen that it could do without.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class Context:
         device: torch.device = CPU,
         templates: bool = True,
         atomics: frozenset[DType] = frozenset(),
+        grouped: frozenset[DType] = PRODUCTS,
         standalone: bool = False,
     ) -> None:
         self.device = device
         self.atomics = atomics
+        self.grouped = grouped
         self.templates = templates
         self.standalone = standalone
         self.elsewhere: dict[str, torch.device] = {}

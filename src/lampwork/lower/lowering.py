@@ -81,6 +81,7 @@ def lower_graph(
     views: Sequence[tuple[int, int]] = (),
     templates: bool = True,
     atomics: frozenset[DType] = frozenset(),
+    grouped: frozenset[DType] = PRODUCTS,
     standalone: bool = False,
 ) -> Lowered:
     """Lower a functional ATen graph (graph.verify says what that is; every tensor node has a spec in meta["val"]).
@@ -95,6 +96,7 @@ def lower_graph(
         content, so it may lie in its memory.
     templates: whether there are any, for definitions that are no loops.
     atomics: the dtypes of which kernels combine values with memory in any order.
+    grouped: the dtypes whose products of groups of rows become Gemms.
     standalone: whatever can be is a loop or a template, also where a call of ATen would be faster.
 
     Definitions are for one device (`kernel_device`); what reads or makes tensors on another one is a call of ATen.
@@ -104,7 +106,7 @@ def lower_graph(
     device = kernel_device(graph)
     if variants and not templates:
         products = VARIED_PRODUCTS
-    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates, atomics, standalone)
+    ctx = Context(products, tiled_scores, variants, in_bf16, device, templates, atomics, grouped, standalone)
     rules = rules_for(device, templates=templates, updates=bool(atomics))
     writes, written = find_writes(graph, mutations)
     on_pairs = pairs.find(graph) if device == CPU else frozenset[fx.Node]()

@@ -18,6 +18,7 @@ from lampwork.lower import (
     creation,
     embedding,
     grids,
+    grouped,
     losses,
     losses_backward,
     matmul,
@@ -71,6 +72,7 @@ _LOOPS = (
 
 _TEMPLATES = (
     matmul.rules,
+    grouped.rules,
     convolution.rules,
     convolution_backward.rules,
     attention.rules,

@@ -42,7 +42,7 @@ class Device(Protocol):
     epoch: int
 
     def is_capturing(self) -> bool:
-        """Whether somebody records the current stream of the current device."""
+        """Whether somebody records the current stream of the device, or of the current device."""
         ...
 
     def stream(self) -> int:
@@ -87,7 +87,13 @@ class Cuda:
         return cast(Any, torch)
 
     def is_capturing(self) -> bool:
-        return self._torch._C._cuda_isCurrentStreamCapturing()
+        of_torch = self._torch._C
+        if of_torch._cuda_isCurrentStreamCapturing():
+            return True
+        if of_torch._cuda_getDevice() == self._index:
+            return False
+        with self._torch.cuda.device(self._index):
+            return of_torch._cuda_isCurrentStreamCapturing()
 
     def stream(self) -> int:
         return self._torch._C._cuda_getCurrentRawStream(self._index)

@@ -253,7 +253,7 @@ class Graphed:
         self._graphs: dict[Key, Captured] = {}
         self._seen: Recent[Key, Key] = Recent(KEPT)
         self._last: Key | None = None
-        self._ran_in: set[int] = set()
+        self._thread = threading.local()
 
     def __del__(self) -> None:
         self._graphs.clear()  # before the memory that they lie in
@@ -274,8 +274,9 @@ class Graphed:
                 captured = self._graphs.get(key) or self._captured(key, tensors, scalars)
                 if captured is not None:
                     return self._replayed(captured, tensors)
-        self._ran_in.add(threading.get_ident())
-        return self._settled(self.executable.run(tensors, scalars))
+        results = self.executable.run(tensors, scalars)
+        self._thread.has_run = True
+        return self._settled(results)
 
     @property
     def stats(self) -> Mapping[str, int]:
@@ -297,7 +298,7 @@ class Graphed:
             self._seen.put(key, key)
             return None
         # Libraries prepare themselves for each thread, which they cannot in a capture.
-        if threading.get_ident() not in self._ran_in:
+        if not hasattr(self._thread, "has_run"):
             return None
         if self.captures >= FREE_CAPTURES + self.replays // REPLAYS_THAT_PAY:
             return None
@@ -340,6 +341,8 @@ class Graphed:
                 given[number] = place if span is None else place.as_strided(like.shape, like.stride())
             return self.executable.run(given, scalars)
 
+        # Torch frees where a graph that went reads its seed, and writes there again as this one begins.
+        self._pool.follow_replays()
         try:
             graph, places, results = self._device.capture(self._pool.memory, prepare, run, self._draws)
             sources, plan = plan_results(results, (*given, *self.executable.bound), self._unused)
@@ -380,9 +383,9 @@ class Graphed:
             if captured.copied:
                 _copy_all(captured.places, [_part(tensors[number], span) for number, span in captured.copied])
             captured.graph.replay()
+            for tensor, moved_on in written:  # whether or not there is memory for the results
+                nodes.set_version(tensor, _version(tensor) + moved_on)
             results: list[Any] = _copies(captured.sources)
-        for tensor, moved_on in written:
-            nodes.set_version(tensor, _version(tensor) + moved_on)
         if captured.are_copies:
             return results
         with _BelowAutograd():  # views of what was written are of its new version

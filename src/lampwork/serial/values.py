@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from lampwork.errors import SerialError
-from lampwork.literals import NAN_BITS, bits_of_nan, nan_of_bits
+from lampwork.literals import literal_text, nan_of_text
 from lampwork.standard import functools, math
 
 T = TypeVar("T")
@@ -23,7 +23,6 @@ DEEPEST = 300
 """How deep lists, indices and floats that Python computes may nest."""
 INT64 = range(-(2**63), 2**63)
 _MOST = range(-(2**63), 2**64)
-_OF_64_BITS = range(2**64)
 _shown = reprlib.Repr()
 
 
@@ -161,23 +160,21 @@ def float_to_json(value: float) -> Any:
     """A float as it is, {"f": ...} where it is not finite: a nan other than `math.nan` by its bits."""
     if math.isfinite(value):
         return value
-    if value != value and (bits := bits_of_nan(value)) != NAN_BITS:
-        return {"f": bits}
-    return {"f": "nan" if value != value else "inf" if value > 0 else "-inf"}
+    return {"f": literal_text(value)}
 
 
 def float_from_json(value: Any) -> float:
     if type(value) is float and math.isfinite(value):
         return value
     key, name = only(value, "a float")
-    if key == "f" and type(name) is int and name in _OF_64_BITS and name != NAN_BITS:
-        try:
-            return nan_of_bits(name)
-        except ValueError as error:
-            raise expected("the bits of a nan", value) from error
-    if key != "f" or type(name) is not str or name not in _NOT_FINITE:
+    if key != "f" or type(name) is not str:
         raise expected("a float", value)
-    return _NOT_FINITE[name]
+    if name in _NOT_FINITE:
+        return _NOT_FINITE[name]
+    try:
+        return nan_of_text(name)
+    except ValueError as error:
+        raise expected("a float", value) from error
 
 
 _TORCH_NAMES: Mapping[str, type] = MappingProxyType(

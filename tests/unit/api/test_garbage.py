@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,25 @@ def test_a_child_forked_meanwhile_collects() -> None:
         if not child:
             os._exit(0 if gc.isenabled() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_thread_that_leaves_does_not_start_collections_of_another_one() -> None:
+    """A collection while a CUDA graph is captured may free what must not be freed meanwhile."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def compile_meanwhile() -> None:
+        with without_collections():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=compile_meanwhile)
+    thread.start()
+    entered.wait(10)
+    with without_collections():
+        leave.set()
+        thread.join()
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("enabled", [True, False])

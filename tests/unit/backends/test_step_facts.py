@@ -57,6 +57,17 @@ def test_of_a_slice_and_a_gather_only_what_is_read():
     assert step.bytes_read == 4 * 8 + 8 * 2 + 4 * 8
 
 
+def test_of_matrices_of_groups_no_more_are_read_than_there_are_rows():
+    def fn(x, w, ends):
+        return torch._grouped_mm(x, w, offs=ends)
+
+    x, w = torch.randn(3, 16), torch.randn(10, 8, 16).transpose(1, 2)
+    ends = torch.tensor([1] * 9 + [3], dtype=torch.int32)
+    step = of(stages_of(fn, x, w, ends).steps(), "gemm")
+    assert step.bytes_read == 4 * (3 * 16 + 3 * 16 * 8 + 10)
+    assert step.flops == 3 * 8 * 2 * 16
+
+
 def test_a_call_of_aten():
     stages = stages_of(lambda x: (x + 1).sort().values, torch.randn(6, 50))
     kernel, call = stages.steps()

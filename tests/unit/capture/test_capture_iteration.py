@@ -233,3 +233,19 @@ def test_a_graph_break_while_native_code_iterates(kind):
         result = lampwork.compile(f)(X, Breaking(2, now))
         torch.testing.assert_close(result[0], expected[0])
         assert result[1] == expected[1] and now == asked
+
+
+def test_a_set_gives_its_items_in_its_order():
+    """That of the table, which is larger for a set that took its items one by one than for a copy of it."""
+    grown = set()
+    for n in (17, 2, 3, 4, 5):
+        grown.add(n)
+    shrunk = set(range(20))
+    shrunk -= set(range(3, 16))
+    assert tuple(set(grown)) != tuple(grown)
+    before = lampwork.stats()["breaks"]
+    for held in (grown, shrunk, {*grown, 33}):
+        compiled = lampwork.compile(lambda x, held=held: (x * (17 in held), list(held), len(held)))
+        for _ in range(2):
+            assert compiled(X)[1:] == (list(held), len(held))
+    assert lampwork.stats()["breaks"] == before

@@ -26,6 +26,7 @@ import torch.utils._pytree as pytree
 from children import failure
 
 import lampwork
+from lampwork.capture.state import unseen
 
 X = torch.ones(2)
 
@@ -424,3 +425,97 @@ builtins.next = real
 assert calls and compiled(torch.ones(2), itertools.count(4)).tolist() == [9, 9]
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+def test_a_hook_that_a_library_adds_to_an_abstract_base_class():
+    """The compiler asks the standard library's classes, too; what the hook says is kept with the class."""
+    script = """
+import collections.abc, torch, lampwork
+old, asked = collections.abc.MutableMapping.__subclasshook__, []
+def hook(cls, subclass):
+    asked.append(subclass)
+    return not issubclass(subclass, Own) and old(subclass)
+class Own(dict):
+    pass
+class Other(dict):
+    pass
+collections.abc.MutableMapping.__subclasshook__ = classmethod(hook)
+def function(x, *mappings):
+    return x * sum(isinstance(m, collections.abc.MutableMapping) for m in mappings) + 1
+compiled = lampwork.compile(function)
+for _ in range(3):
+    assert compiled(torch.ones(2), Own(), Other()).tolist() == function(torch.ones(2), Own(), Other()).tolist()
+assert lampwork.stats()["breaks"] == 0 and asked.count(Own) == asked.count(Other) == 1, asked
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+@pytest.mark.parametrize("folder", ["lib/python3/dist-packages", "user/lib/python3.11/site-packages"])
+def test_packages_are_those_of_every_folder_for_packages(folder, tmp_path, monkeypatch):
+    """Of the user's own, for one, and of the Python below a virtual environment."""
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "cached_tables.py").write_text(
+        "import functools\n@functools.lru_cache\ndef table(n):\n    return tuple(range(n))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    import cached_tables
+
+    try:
+        compiled = lampwork.compile(lambda x: x * sum(cached_tables.table(4)))
+        assert torch.equal(compiled(X), X * 6)
+        assert lampwork.stats()["breaks"] == 0
+        assert unseen.is_program(cached_tables.table.__wrapped__.__code__, {})
+        numpy_code = compile("", str(tmp_path / folder / "numpy" / "linalg.py"), "exec")
+        assert not unseen.is_program(numpy_code, {})
+    finally:
+        del sys.modules["cached_tables"]
+
+
+def test_a_function_that_a_package_makes_is_one_of_many(tmp_path, monkeypatch):
+    """What is handed on at a graph break is another function on each call."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "packs_tensors.py").write_text(
+        "def pack(t):\n    shape = t.shape\n    def unpack(o, by=2.0):\n        return o.reshape(shape) * by\n"
+        "    return t.reshape(-1), unpack\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    import packs_tensors
+
+    def function(x):
+        y, unpack = packs_tensors.pack(x)
+        if y.sum() > 0:
+            y = y + 1
+        return unpack(y)
+
+    try:
+        compiled = lampwork.compile(function)
+        lampwork.reset_stats()
+        for _ in range(4):
+            assert torch.equal(compiled(torch.ones(2, 3)), function(torch.ones(2, 3)))
+        assert lampwork.stats()["recompiles"] == 0
+    finally:
+        del sys.modules["packs_tensors"]
+
+
+def test_einsum_asks_opt_einsum_in_which_order_to_multiply(tmp_path):
+    folder = tmp_path / "site-packages" / "opt_einsum"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "def contract_path(equation, *operands, optimize):\n"
+        "    sizes = [x.shape[0] for x in operands]\n"
+        "    return ([(0, 2), (0, 1)] if sizes[0] > 1 else [(0, 1), (0, 1)]), None\n"
+    )
+    script = """
+import torch, lampwork
+def function(a, b, c):
+    return torch.einsum("ij,jk,kl->il", a, b, c)
+compiled = lampwork.compile(function)
+for n in (1, 3, 4):
+    args = torch.randn(n, 4), torch.randn(4, 5), torch.randn(5, 2)
+    torch.testing.assert_close(compiled(*args), function(*args))
+assert torch.backends.opt_einsum.is_available() and lampwork.stats()["breaks"] == 0
+"""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder.parent))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment)

@@ -4,6 +4,7 @@ for them."""
 from __future__ import annotations
 
 import fcntl
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -84,6 +85,13 @@ class Packed(nn.Module):
         return self.linear(x)
 
 
+class Searching(nn.Module):
+    """A call of an operator of torch with a nan that has a sign."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.searchsorted(x[0].sort().values, -math.nan)
+
+
 class Solving(nn.Module):
     """An operator of torch that takes what is computed of weights alone."""
 
@@ -135,3 +143,10 @@ def test_what_is_prepacked_is_used_for_the_weights_of_the_file(
     else:
         assert all("linalg_solve" in each for each in calls)
         assert lampwork.artifacts.inspect(paths[0]).sizes["prepacked"] > 0
+
+
+def test_a_number_may_be_any_nan(program: Path, tmp_path: Path) -> None:
+    model, x = Searching(), torch.randn(4, 16)
+    path = tmp_path / "m.lamp"
+    lampwork.export(model, (x,), path=path, targets="host")
+    assert "searchsorted" in run(program, path, x, model(x))

@@ -27,6 +27,7 @@ EXPANDED: dict[str, Case] = {
     "take": (lambda x, i: x.take(i), [torch.ones(1).expand(4), BAD]),
     "expand inside": (lambda x, i: x[None].expand(4, 3)[i], [torch.ones(3), BAD]),
     "repeat": (lambda x, i: x.repeat(4, 1)[i], [torch.ones(3), BAD]),
+    "a part": (lambda x, y, i: torch.cat([y, x * 2])[i], [torch.ones(1).expand(4), torch.ones(3), BAD]),
 }
 # What is computed where it is read need not depend on it either.
 COMPUTED: dict[str, Case] = {
@@ -74,3 +75,14 @@ def test_bad_indices_raise(name: str, dynamic: bool) -> None:
         with pytest.raises(type(wanted.value)) as raised:
             compiled(*args)
         assert str(raised.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_indices_of_a_part_whose_elements_are_one(dynamic: bool) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.cat([y, x[:, -1] * 2, y])[i]
+
+    compiled = lampwork.compile(fn, dynamic=dynamic)
+    for size in (4, 5, 1):
+        x, y, i = torch.randn(1, 3).expand(size, 3), torch.randn(3), torch.arange(-size - 6, size + 6)
+        assert torch.equal(compiled(x, y, i), fn(x, y, i))

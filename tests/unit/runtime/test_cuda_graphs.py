@@ -368,6 +368,18 @@ def test_streams_wait_for_each_other(fake: Setup) -> None:
     ]
 
 
+def test_captures_wait_for_replays(fake: Setup) -> None:
+    fast, other = fake.compile(scaled), fake.compile(lambda x: x * 5)
+    x = torch.randn(3)
+    for _ in range(2):
+        fast(x)
+    other(x)
+    fake.device.log.clear()
+    with fake.device.on_stream(7):
+        other(x)
+    assert fake.device.log == [("wait", 7, 0), ("capture", 7), ("replay", 7)]
+
+
 def test_threads(fake: Setup) -> None:
     fast = fake.compile(lambda x: (x * 2).cumsum(0))
     wrong: list[int] = []
@@ -387,6 +399,41 @@ def test_threads(fake: Setup) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and fake.replays > 390
+
+
+def test_a_thread_runs_a_program_before_it_captures_it(fake: Setup) -> None:
+    """Whatever ended threads did: the system gives their numbers to later ones."""
+    fast = fake.compile(scaled)
+    x = torch.zeros(3)
+    for calls in (1, 1, 1, 2):
+        thread = threading.Thread(target=lambda calls=calls: [fast(x) for _ in range(calls)])
+        thread.start()
+        thread.join()
+        assert fake.captures == calls - 1
+
+
+def test_memory_for_the_results_is_out(fake: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written has a new version all the same."""
+
+    def step(cache: Tensor) -> Tensor:
+        cache.add_(1)
+        return cache * 2
+
+    fast = fake.compile(step)
+    cache = torch.zeros(3)
+    for _ in range(3):
+        fast(cache)
+
+    def out_of_memory(sources: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cuda_graphs, "_copies", out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            fast(cache)
+    assert cache.tolist() == [4, 4, 4] and cache._version == 4
+    assert fast(cache).tolist() == [10, 10, 10] and cache._version == 5
+    assert fake.replays == 4
 
 
 def test_a_capture_that_fails(fake: Setup, capsys: pytest.CaptureFixture[str]) -> None:
@@ -581,6 +628,28 @@ class StubGenerator:
 
     def graphsafe_set_state(self, other: StubGenerator) -> None:
         self.state = other.state
+
+
+@pytest.mark.parametrize("recorded", [None, 0, 1])
+@pytest.mark.parametrize("current", [0, 1])
+def test_who_captures_a_device(monkeypatch: pytest.MonkeyPatch, recorded: int | None, current: int) -> None:
+    """Somebody who records its stream may have made another device the current one."""
+    now = [current]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Any:
+        now[0], before = index, now[0]
+        yield
+        now[0] = before
+
+    stub = SimpleNamespace(
+        cuda=SimpleNamespace(device=device),
+        _C=SimpleNamespace(
+            _cuda_getDevice=lambda: now[0], _cuda_isCurrentStreamCapturing=lambda: now[0] == recorded
+        ),
+    )
+    monkeypatch.setattr(Cuda, "_torch", stub)
+    assert Cuda(1).is_capturing() == (recorded in (1, current)) and now == [current]
 
 
 BEGINS = ["wait_stream", "stream", "_cuda_clearCublasWorkspaces", "capture_begin"]

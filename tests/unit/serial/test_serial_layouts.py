@@ -193,14 +193,40 @@ def test_nan_is_nan() -> None:
 
 @pytest.mark.parametrize("bits", [0xFFF8 << 48, (0x7FF8 << 48) + 7, 0xFFF8 << 48 | 1])
 def test_other_nans_keep_their_bits(bits: int) -> None:
-    assert argument_to_json(nan_of_bits(bits)) == {"f": bits}
-    assert bits_of_nan(argument_from_json({"f": bits}, 0)) == bits
+    written = {"f": f"nan({bits:#x})"}
+    assert argument_to_json(nan_of_bits(bits)) == written
+    assert bits_of_nan(argument_from_json(written, 0)) == bits
 
 
-@pytest.mark.parametrize("bits", [0, 0x7FF8 << 48, 0x7FF0 << 48, -1, 1 << 64, True])
-def test_what_are_no_bits_of_another_nan(bits: int) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "nan(0x7ff8000000000000)",
+            "nan(0x7ff0000000000000)",
+            "nan(0x0)",
+            "nan(0xFFF8000000000000)",
+            "nan()",
+        ),
+        *(
+            "nan(0x-fff80000000000)",
+            "nan(0xfff800000000000)",
+            "nan(0xfff80000000000000)",
+            "0xfff8000000000000",
+        ),
+        *(
+            " nan(0xfff8000000000000)",
+            "nan(0xfff8000000000000",
+            "nan(0xfff8_00000000000)",
+            0xFFF8 << 48,
+            True,
+            0,
+        ),
+    ],
+)
+def test_what_are_no_bits_of_another_nan(text: object) -> None:
     with pytest.raises(SerialError):
-        argument_from_json({"f": bits}, 0)
+        argument_from_json({"f": text}, 0)
 
 
 @pytest.mark.parametrize("value", [object(), {1}, 2**64, slice(1)])

@@ -233,6 +233,7 @@ def compile_program(
         views=views,
         templates=target.templates,
         atomics=target.atomics,
+        grouped=target.grouped,
         standalone=target.standalone,
     )
     devices = Devices(lowered.device, lowered.elsewhere)

@@ -228,6 +228,10 @@ class _Looked:
                 read = math.prod(
                     extents.get(name, 1) for name in set[str]().union(*(i.variables() for i in load.index))
                 )
+                if isinstance(definition, Gemm) and definition.group and load is definition.b:
+                    # A group without rows reads no matrix.
+                    groups, rows = extents[definition.group.name], extents[definition.m.name]
+                    read = read // groups * min(groups, rows)
                 name = load.buffer.name
                 found[name] = found.get(name, 0) + read * _itemsize(load.buffer.dtype)
         given = {buffer.name: buffer for buffer in task.params if buffer.name in task.reads}

@@ -98,6 +98,8 @@ def cases() -> Iterator[Case]:
         yield conv(f"first 3-{f} {kernel}x{kernel}/{stride} 224", 3, f, kernel, stride, 224, padding)
     for length in (128, 256, 512, 1024, 2048, 4096):
         yield attention(12, length, 64)
+    for rows in (8, 64, 256, 1024):
+        yield experts(rows, 512, 1024, 16)
     for rows, width in ((512, 768), (1536, 128), (197, 384), (12 * 512, 512)):
         yield _moving("softmax", f"{rows}x{width}", partial(torch.softmax, dim=-1), (rows, width))
         yield _moving("layer norm", f"{rows}x{width}", partial(_layer_norm, width), (rows, width))
@@ -127,6 +129,20 @@ def linear(m: int, k: int, n: int) -> Case:
         }
 
     return Case("linear", f"{m}x{k}x{n}", make, flops=2 * m * k * n)
+
+
+def experts(rows: int, k: int, n: int, groups: int) -> Case:
+    """float32[rows, k], in groups, each by a matrix [n, k] of its own. ATen's is a call of MKL for each."""
+
+    def make() -> dict[str, Call]:
+        x, weight = torch.randn(rows, k), torch.randn(groups, n, k).transpose(1, 2)
+        chosen = torch.randint(groups, (rows,), generator=torch.Generator().manual_seed(0))
+        ends = torch.bincount(chosen, minlength=groups).cumsum(0).int()
+        grouped_mm: Any = torch.ops.aten._grouped_mm
+        call = partial(grouped_mm, offs=ends)
+        return {"lampwork": ours(call, x, weight), "aten": lambda: call(x, weight)}
+
+    return Case("experts", f"{rows}x{k}x{n} of {groups}", make, flops=2 * rows * k * n)
 
 
 def int8_product(m: int, k: int, n: int) -> Case:

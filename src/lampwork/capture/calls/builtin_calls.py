@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import types
 import typing
@@ -163,7 +164,9 @@ def call_id(interp: Interpreter, args: Args, kwargs: Kwargs) -> int:
 def call_vars(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         raise Break("LW103", "vars()")
-    return load_attr(interp, interp.force(args[0]), "__dict__")
+    with contextlib.suppress(AttributeError):
+        return load_attr(interp, interp.force(args[0]), "__dict__")
+    raise TypeError("vars() argument must have __dict__ attribute")
 
 
 def call_super(interp: Interpreter, args: Args, kwargs: Kwargs) -> Any:

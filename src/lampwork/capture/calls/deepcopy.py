@@ -11,9 +11,10 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.values import is_constant
-from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.attributes import has_attr, load_attr
 from lampwork.capture.semantics.held_state import read_state
-from lampwork.capture.state.classes import is_allocated_by
+from lampwork.capture.state.classes import MISSING, is_allocated_by
+from lampwork.capture.state.treatment import is_slot
 from lampwork.graph.tracetensor import TraceTensor
 from lampwork.standard import copy
 
@@ -43,8 +44,10 @@ def shallow_copy(interp: Interpreter, value: Any) -> Any:
         return kind(load_attr(interp, value, "default_factory"), cast("dict[Any, Any]", value))
     _check_plain(interp, kind, "copy")
     made = object.__new__(kind)
-    for name, item in _state(interp, value).items():
-        object.__setattr__(made, name, item)
+    state = _state(interp, value)
+    if state:
+        _check_fallback(interp, made, "__setstate__", "copy")
+    _fill(made, state)
     return made
 
 
@@ -87,11 +90,33 @@ def deepcopy(interp: Interpreter, value: Any, memo: dict[int, Any]) -> Any:
         made = memo[id(value)] = interp.call(hook, [value, memo], {})
         return made
     _check_plain(interp, kind, "deepcopy")
+    _check_fallback(interp, value, "__deepcopy__", "deepcopy")
     made = object.__new__(kind)
     memo[id(value)] = made
-    for name, item in _state(interp, value).items():
-        object.__setattr__(made, name, deepcopy(interp, item, memo))
+    state = {name: deepcopy(interp, item, memo) for name, item in _state(interp, value).items()}
+    if state:
+        _check_fallback(interp, made, "__setstate__", "deepcopy")
+    _fill(made, state)
     return made
+
+
+def _check_fallback(interp: Interpreter, obj: Any, name: str, what: str) -> None:
+    """
+    Raises:
+        Break: LW103: a `__getattr__` of the program gives a method by which the object would be copied.
+    """
+    if interp.lookup(type(obj), "__getattr__")[0] is not MISSING and has_attr(interp, obj, name):
+        raise Break("LW103", f"copy.{what}() of a {type(obj).__name__}, whose __getattr__ gives {name}")
+
+
+def _fill(made: Any, state: dict[str, Any]) -> None:
+    """Give a copy its attributes: as eager does, past what its class has under their names."""
+    for name, item in state.items():
+        slot = next((vars(base)[name] for base in type(made).__mro__ if name in vars(base)), None)
+        if is_slot(slot):
+            slot.__set__(made, item)
+        else:
+            made.__dict__[name] = item
 
 
 def _check_plain(interp: Interpreter, kind: type, name: str) -> None:

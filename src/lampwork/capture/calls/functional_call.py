@@ -10,7 +10,8 @@ from torch import nn
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import DictItem, Known
-from lampwork.capture.semantics.attributes import load_attr
+from lampwork.capture.semantics.attributes import has_attr, load_attr
+from lampwork.capture.semantics.held_state import check_tables_are_original
 from lampwork.capture.state.entries import Entry
 from lampwork.graph.tracetensor import TraceTensor
 
@@ -40,6 +41,8 @@ def call_functional(interp: Interpreter, args: list[Any], kwargs: dict[str, Any]
         raise Break("LW111", "functional_call() of a module that the region made")
     if given["strict"]:
         raise Break("LW111", "functional_call(strict=True) checks all names of the module")
+    for part in nn.Module.modules(module):
+        check_tables_are_original(interp, part)
     if given["tie_weights"]:
         _guard_walks(interp, module)
         # Whether two names have one tensor is asked of all, also of those that stay, and that may be tied later.
@@ -121,7 +124,10 @@ def _guarded(interp: Interpreter, module: nn.Module, path: str) -> tuple[dict[st
     module holds what it holds now is guarded, since tied tensors were found by it."""
     *way, name = path.split(".")
     for step in way:
-        module = load_attr(interp, module, step)
+        part = load_attr(interp, module, step) if has_attr(interp, module, step) else None
+        if not isinstance(part, nn.Module):
+            raise Break("LW111", f"functional_call() is given {path}, which the module has not")
+        module = part
     for kind in _TABLES:
         items = cast("dict[str, Any] | None", module.__dict__.get(kind))
         if items is None or name not in items:

@@ -199,8 +199,9 @@ def is_python_sequence(interp: Interpreter, value: Any) -> bool:
     return all(interp.python_method(kind, name) is not None for name in ("__len__", "__getitem__"))
 
 
-def guard_numbers(interp: Interpreter, values: Iterable[Any]) -> None:
+def guard_numbers(interp: Interpreter, values: Iterable[Any], within: tuple[Iterable[Any], ...] = ()) -> None:
     """Guard what objects of Python classes give where native code asks them for a number: it runs their methods unseen.
+    `within`: the containers that `values` are found in, which may be among them.
 
     Raises:
         Break: LW103 where such a method has effects.
@@ -208,7 +209,8 @@ def guard_numbers(interp: Interpreter, values: Iterable[Any]) -> None:
     for value in values:
         kind = type(value)
         if kind in (list, tuple):
-            guard_numbers(interp, value)
+            if not any(value is each for each in (values, *within)):
+                guard_numbers(interp, value, (values, *within))
         elif kind in PLAIN or is_value(kind):
             continue
         elif any(hasattr(kind, name) for name in _NUMBERS) and id(value) not in interp.gives_numbers:

@@ -12,13 +12,12 @@ from torch.nn.modules import module as torch_module
 
 from lampwork import pristine
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import DictItem
+from lampwork.capture.model.region import DictItem, Known
 from lampwork.capture.model.values import Generator
 from lampwork.capture.semantics.attributes import (
     FUNCTION_SLOTS,
     FUNCTION_STATE,
     instance_dict,
-    load_attr,
     load_instance_attr,
 )
 from lampwork.capture.semantics.held_state import (
@@ -26,11 +25,12 @@ from lampwork.capture.semantics.held_state import (
     check_hooks_are_current,
     dict_shadow,
     is_registered,
+    load_item,
     load_registered,
     note_registration,
     read_own,
 )
-from lampwork.capture.state.classes import MISSING
+from lampwork.capture.state.classes import MISSING, no_attribute
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.guards import mapping_behind
 from lampwork.capture.state.treatment import is_slot
@@ -250,6 +250,8 @@ def _replaces_submodule(interp: Interpreter, obj: Any, entry: Entry, name: str, 
 
 def delete_attr(interp: Interpreter, obj: Any, name: str) -> None:
     """delattr(obj, name) in the region."""
+    if type(obj) is TraceTensor:
+        raise Break("LW106", f"the attribute {name!r} of a tensor is deleted")
     remover, owner = interp.lookup(type(obj), "__delattr__")
     if isinstance(remover, types.FunctionType) and remover is not _DELATTR:
         interp.call(remover, [obj, name], {})
@@ -283,8 +285,10 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         return
     _check_place(interp, entry, name, found)
     if isinstance(obj, types.ModuleType):
-        load_attr(interp, obj, name)
-        interp.delete_item(obj.__dict__, name)
+        table = obj.__dict__
+        if load_item(interp, table, Known(table, obj.__name__), name, name, slow=True) is MISSING:
+            raise no_attribute(obj, name)
+        interp.delete_item(table, name)
         return
     shadow = dict_shadow(interp, instance_dict(obj))
     if shadow is not None and name in shadow:
@@ -295,7 +299,7 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         load_instance_attr(interp, obj, name)  # raises where there is nothing
     elif read_own(interp, obj, name, entry) is MISSING:
         if not isinstance(obj, torch.nn.Module):
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+            raise no_attribute(obj, name)
         load_registered(interp, obj, name)  # likewise
         _check_tables(interp, obj, entry, name)
         note_registration(interp, obj, entry)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Attr, DictItem, Known, Result, Slot, root_of
+from lampwork.capture.model.region import Attr, Known, Result, Slot, root_of
 from lampwork.capture.model.values import CONSTANTS, Appended, Generator
 from lampwork.capture.semantics.dtensors import load_dtensor_attr
 from lampwork.capture.semantics.held_state import (
@@ -26,7 +26,7 @@ from lampwork.capture.semantics.held_state import (
     written_on_class,
 )
 from lampwork.capture.semantics.symbolic import fixed
-from lampwork.capture.state.classes import MISSING
+from lampwork.capture.state.classes import MISSING, no_attribute
 from lampwork.capture.state.effects import instance_dict
 from lampwork.capture.state.entries import Entry
 from lampwork.capture.state.treatment import is_slot
@@ -39,6 +39,8 @@ from lampwork.standard import functools
 if TYPE_CHECKING:
     from lampwork.capture.interpreter import Interpreter
 
+# What every module has by its class.
+_OF_MODULES = frozenset(vars(types.ModuleType)) | frozenset(vars(object))
 # Types whose attributes native getattr may read: their attributes are methods or immutable.
 _NATIVE_TYPES: frozenset[type] = CONSTANTS | {
     list,
@@ -164,7 +166,7 @@ def load_instance_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     """
     value = _found_of_instance(interp, obj, name)
     if value is MISSING:
-        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+        raise no_attribute(obj, name)
     return value
 
 
@@ -213,7 +215,7 @@ def _load_by_fallback(interp: Interpreter, obj: Any, name: str) -> Any:
         return load_registered(interp, obj, name)
     if fallback is not MISSING:
         return interp.call(fallback, [obj, name], {})
-    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    raise no_attribute(obj, name)
 
 
 def has_attr(interp: Interpreter, obj: Any, name: str) -> bool:
@@ -488,13 +490,12 @@ def _load_python_module_attr(interp: Interpreter, module: types.ModuleType, name
     if found is not MISSING:
         entry = Entry(module, Known(module, module.__name__), True, module.__name__)
         return _get_descriptor(interp, found, owner, module, name, entry)
-    fallback = table.get("__getattr__")
-    if isinstance(fallback, types.FunctionType) and module.__name__.partition(".")[0] != "torch":
-        return interp.call(
-            interp.environment.read(fallback, DictItem(source, "__getattr__"), "__getattr__", slow=True),
-            [name],
-            {},
+    if module.__name__.partition(".")[0] != "torch" and name not in _OF_MODULES:
+        fallback = load_item(
+            interp, table, source, "__getattr__", f"{module.__name__}.__getattr__", slow=True
         )
+        if fallback is not MISSING:
+            return interp.call(fallback, [name], {})
     if name in table:
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")  # the region deleted it
     # A lazy module imports on first use, which changes nothing that can be seen.
@@ -568,7 +569,7 @@ def _load_local_attr(interp: Interpreter, local: threading.local, name: str) -> 
         return _get_descriptor(interp, found, owner, local, name, entry)
     if held is not None or shadow is not None or not hasattr(local, name):
         interp.guards.add(entry.source, "missing_attr", name)
-        raise AttributeError(f"{type(local).__name__!r} object has no attribute {name!r}")
+        raise no_attribute(local, name)
     return interp.environment.read(getattr(local, name), Attr(entry.source, name), f"{entry.name}.{name}")
 
 
@@ -591,7 +592,7 @@ def _load_class_attr(interp: Interpreter, cls: type, name: str) -> Any:
     fallback, _ = interp.lookup(type(cls), "__getattr__")
     if isinstance(fallback, types.FunctionType):
         return interp.call(fallback, [cls, name], {})
-    raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+    raise no_attribute(cls, name)
 
 
 def _get_from_class(interp: Interpreter, found: Any, owner: type, cls: type, name: str) -> Any:

@@ -12,7 +12,7 @@ from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, InstanceDict, Known, Source
 from lampwork.capture.model.values import CONSTANTS
 from lampwork.capture.state.classes import MISSING
-from lampwork.capture.state.effects import Written, instance_dict
+from lampwork.capture.state.effects import Written, instance_dict, is_changed
 from lampwork.capture.state.entries import Entry
 
 if TYPE_CHECKING:
@@ -45,6 +45,25 @@ def check_tables_are_current(interp: Interpreter, obj: torch.nn.Module, entry: E
     for name, held in written.items():
         if is_registered(interp, obj, name, held.value):
             raise Break("LW111", f"a table of {entry.name} is read after its {name} was set")
+
+
+def check_tables_are_original(interp: Interpreter, module: torch.nn.Module) -> None:
+    """
+    Raises:
+        Break: LW111: the region has changed which parameters, buffers and submodules an outside module has.
+    """
+    own = module.__dict__
+    shadow = dict_shadow(interp, own)
+    _, written = interp.effects.attributes.get(id(module), (module, {}))
+    for name, held in written.items():
+        if name in MODULE_TABLES or is_registered(interp, module, name, held.value):
+            raise Break("LW111", f"a {type(module).__name__} is walked after its {name} was set")
+    for kind in MODULE_TABLES:
+        items: Any = own.get(kind)
+        inner = interp.environment.shadows.of_original.get(id(items))
+        is_replaced = shadow is not None and interp.environment.original(shadow.get(kind)) is not items
+        if is_replaced or (inner is not None and is_changed(inner)):
+            raise Break("LW111", f"a {type(module).__name__} is walked after its {kind} were changed")
 
 
 def note_registration(interp: Interpreter, obj: torch.nn.Module, entry: Entry) -> None:

@@ -112,7 +112,9 @@ def binary(interp: Interpreter, number: int, left: Any, right: Any) -> Any:
             walks = isinstance(left, (list, collections.deque)) and number == _IADD
             given = native_iterable(interp, right) if walks else native_operand(interp, right, name)
             return function(*numbers(left, given))
-        name, function = BINARY[number - 13]
+        name, plain_function = BINARY[number - 13]
+        # Of a class without a method of its own in place, the native operator in place does the same, and says so.
+        function = function if in_place is MISSING else plain_function
     return two_sided(interp, f"__{name}__", f"__r{name}__", function, left, right, symbol)
 
 
@@ -220,7 +222,7 @@ def two_sided(
             items, others = plain(left), plain(right)
             if not (_inert(interp, items) and _inert(interp, others)):
                 return _compare_items(interp, symbol, items, others)
-        if function is operator.mul:
+        if function in (operator.mul, operator.imul):
             left, right = _native_index(interp, left), _native_index(interp, right)
         check_decimals(symbol, left, right)
         return function(left, right)

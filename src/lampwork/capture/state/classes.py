@@ -19,6 +19,7 @@ from lampwork.graph.tracetensor import TraceTensor
 
 MISSING: Any = object()
 
+_NOBODYS = "\0"  # no name of an attribute
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change such a class or its bases
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NATIVE = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType)
@@ -27,6 +28,17 @@ _NATIVE = (types.MethodDescriptorType, types.WrapperDescriptorType, types.Builti
 def is_immutable(cls: type) -> bool:
     """Whether neither the class nor its bases can ever change."""
     return bool(cls.__flags__ & _IMMUTABLE)
+
+
+def no_attribute(obj: Any, name: str) -> AttributeError:
+    """What eager raises where `obj` has nothing under the name. Native classes have names of their own there, with
+    their module or without, so one that nobody has is asked for."""
+    getter: Any = type.__getattribute__ if isinstance(obj, type) else object.__getattribute__
+    try:
+        getter(obj, _NOBODYS)
+    except AttributeError as error:
+        return AttributeError(str(error).replace(_NOBODYS, name))
+    raise RuntimeError(f"a {type(obj).__name__} has an attribute {_NOBODYS!r}")
 
 
 def is_allocated_by(base: type, kind: type) -> bool:

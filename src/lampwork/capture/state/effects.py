@@ -13,6 +13,7 @@ import torch
 
 from lampwork.capture.model.errors import Break
 from lampwork.capture.state.environment import Environment
+from lampwork.capture.state.shadows import Shadow
 from lampwork.records import record
 
 
@@ -131,7 +132,11 @@ class Effects:
     def write_global(self, table: dict[str, Any], name: str, value: Any) -> None:
         self.writes += 1
         self.environment.shadows.pending.add(id(table))
-        self.globals[id(table), name] = (table, Written(value))
+        _, before = self.globals.get((id(table), name), (table, None))
+        anew = before is not None and (before.deleted or before.anew)
+        if before is not None and before.deleted:
+            del self.globals[id(table), name]
+        self.globals[id(table), name] = (table, Written(value, anew=anew))
 
     def delete_global(self, table: dict[str, Any], name: str) -> None:
         self.writes += 1
@@ -169,7 +174,7 @@ class Effects:
         for target, _ in self.environment.shadows.appended.values():
             yield target
         for shadow in list(self.environment.shadows.of_copy.values()):
-            if next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None:
+            if is_changed(shadow):
                 yield shadow.original
 
     # --- replay ---------------------------------------------------------------------------------------------------
@@ -185,9 +190,9 @@ class Effects:
         for table, written in list(self.globals.values()):
             name = next(key[1] for key, held in self.globals.items() if held[1] is written)
             # Bound, since a dict among the arguments would be rebuilt on each call.
-            if written.deleted:
+            if written.deleted or written.anew:
                 yield Effect(table.pop, (name, None))
-            else:
+            if not written.deleted:
                 yield Effect(table.__setitem__, (name, written.value))
         for cell, written in list(self.cells.values()):
             yield Effect(set_cell, (cell, written.value))
@@ -197,6 +202,11 @@ class Effects:
                 yield Effect(list.append, (target, item))
         for shadow in list(self.environment.shadows.of_copy.values()):
             yield from _container_effects(shadow.original, shadow.copy, shadow.before)
+
+
+def is_changed(shadow: Shadow) -> bool:
+    """Whether the region writes to an outside container."""
+    return next(_container_effects(shadow.original, shadow.copy, shadow.before), None) is not None
 
 
 def _container_effects(original: Any, copy: Any, before: Any) -> Iterator[Effect]:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from lampwork.capture.model.errors import Break
-from lampwork.capture.model.region import Attr, Item, Known, Result, Slot, Source
+from lampwork.capture.model.region import Attr, DictItem, Item, Known, Result, Slot, Source
 from lampwork.capture.model.values import CONSTANTS, IDENTITIES, Appended, Generator, Lazy, is_constant
 from lampwork.capture.state.births import Births
 from lampwork.capture.state.classes import Classes, is_immutable
@@ -61,6 +61,8 @@ _GUARDED_AS_READ = (
     types.CodeType,
     enum.Enum,
 )
+# The attributes that each module has, whose tables are known by which they are.
+_TABLES = frozenset(vars(torch.nn.Module()))
 # What is behind these is guarded wherever it is read.
 _READ_AS_KNOWN = (*IDENTITIES, types.MappingProxyType)
 
@@ -327,12 +329,17 @@ class Environment:
         return found
 
     def is_state(self, value: Any, source: Source) -> bool:
-        """Whether a value at a known source is a tensor, a tuple of tensors, or a function that is read anew on each
-        call; or a list that stays unread, of which it does not matter which one it is."""
+        """Whether a value at a known source is a tensor, a container, or a function that is read anew on each call; or
+        a list that stays unread, of which it does not matter which one it is."""
         return value is self.shadows.unread or (
             self.dynamic is not None
-            and not isinstance(value, (torch.nn.Module, dict))  # most of what is read, and neither
-            and (holds_tensors(value) or (type(value) is types.FunctionType and is_one_of_many(value)))
+            and not isinstance(value, torch.nn.Module)  # most of what is read
+            and not (isinstance(source, DictItem) and type(source.key) is str and source.key in _TABLES)
+            and (
+                type(value) in COPIED
+                or holds_tensors(value)
+                or (type(value) is types.FunctionType and is_one_of_many(value))
+            )
             and self.dynamic.is_state(source, value)
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any, cast
 
+from lampwork.capture.model.errors import Break
 from lampwork.capture.model.region import Attr, DictItem, FunctionState, InstanceDict, Item, Known, Source
 from lampwork.capture.model.values import CONSTANTS
 from lampwork.capture.state.entries import Entry
@@ -27,6 +28,7 @@ class Functions:
 
     def enter(self, function: types.FunctionType) -> None:
         """The region runs an outside Python function: its code, its defaults and what they hold are guarded."""
+        self._check_defaults(function)
         if id(function) in self._entered:
             return
         self._entered[id(function)] = function
@@ -34,6 +36,21 @@ class Functions:
         self._closure(function, entry)
         if entry.known:
             self._slots(function)
+
+    def _check_defaults(self, function: types.FunctionType) -> None:
+        """
+        Raises:
+            Break: LW111: the region has written to the dict of the function's defaults, which a call goes by.
+        """
+        named = function.__kwdefaults__
+        shadow = None if named is None else self._environment.shadows.of_original.get(id(named))
+        if shadow is None:
+            return
+        now, before = (list(cast("dict[str, Any]", table).items()) for table in (shadow.copy, shadow.before))
+        if len(now) != len(before) or any(
+            key != other or value is not old for (key, value), (other, old) in zip(now, before, strict=True)
+        ):
+            raise Break("LW111", f"{function.__qualname__} is used after its __kwdefaults__ were written to")
 
     def looked_at(self, function: types.FunctionType) -> None:
         """Native code reads the slots of an outside function: it is this one on every call, and so are they."""

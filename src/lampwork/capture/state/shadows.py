@@ -247,13 +247,34 @@ class Shadows:
             return value
         if not all(is_constant(item) for item in value):
             raise Break("LW111", f"{name} is a set of objects that have no order or value to guard")
-        self._guards.add(source, "equals", type(value)(value), slow=slow)
         if type(value) is frozenset:
+            self._guards.add(source, "equals", value, slow=slow)
             return value
-        copy = set(value)
-        if tuple(copy) != tuple(value):
+        # The guard looks at the order, too.
+        copy, expected = (_copied_in_order(cast("set[Any]", value)) for _ in range(2))
+        if copy is None:
             raise Break("LW111", f"{name} is a set whose copy has another order")
+        self._guards.add(source, "equals", expected, slow=slow)
         return self._add(value, copy)
+
+
+def _copied_in_order(value: set[Any]) -> set[Any] | None:
+    """A copy that gives its items in the same order; None where that fails.
+
+    The order is that of a table whose size depends on how the set came to be. A set takes room for a whole dict before
+    it takes the items, one after another: items that are in the dict for room alone are taken out again.
+    """
+    if tuple(copy := set(value)) == tuple(value):
+        return copy
+    for growth in (0, 1, 3):
+        room = [("room", n) for n in range(growth * len(value))]
+        copy = set[Any]()
+        copy.update(dict.fromkeys((*value, *room)))
+        for spare in room:
+            copy.discard(spare)
+        if len(copy) == len(value) and tuple(copy) == tuple(value):
+            return copy
+    return None
 
 
 def _tuple_like(kind: type, value: Any, items: list[Any]) -> Any:

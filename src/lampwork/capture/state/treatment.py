@@ -84,9 +84,20 @@ _READ: tuple[type, ...] = (
 # which a virtual environment can share, or where it was built.
 _PLACES = (
     "<frozen ",
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    sysconfig.get_path("stdlib"),
     f"{Path(torch.__file__).parent}/",
 )
+# A process has several folders of installed packages: its environment's, the user's, those of the Python below.
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/.]+)")
+# The compiler and what it is made of. Other packages are the program's: what their classes read is not guarded.
+COMPILERS = frozenset(
+    {
+        "lampwork", "torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx", "bytecode", "llvmlite",
+        "triton", "typing_extensions",
+        # torch.einsum asks it, where it is installed, in which order to multiply: sizes are all that it reads.
+        "opt_einsum",
+    }
+)  # fmt: skip
 # How the names of marks on functions begin: those of torch.compiler, torch._dynamo, torch.jit and of Lampwork.
 _MARKS = ("_dynamo", "_is_torch", "_lampwork", "_torch", "__script", "__torch")
 _TELLING = ("__eq__", "__repr__")
@@ -116,18 +127,28 @@ _WRITING = frozenset(
 
 def is_of_library(code: types.CodeType) -> bool:
     """Whether code belongs to Python or to an installed package."""
-    return code.co_filename.startswith(_PLACES)
+    return code.co_filename.startswith(_PLACES) or package_of(code.co_filename) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of(file: str) -> str | None:
+    """The package of a file, or the module that it is, where that is installed."""
+    found = _INSTALLED.match(file)
+    return None if found is None else found[1]
 
 
 def is_one_of_many(function: types.FunctionType) -> bool:
     """Whether all functions with the code of this one may be taken for it.
 
-    The functions of libraries are told apart: what runs natively, and what it does there, goes by the function. So are
-    those with a mark, which says how one function is to be treated.
+    The functions of libraries are told apart: what runs natively, and what it does there, goes by the function. (None
+    does that a function of an installed package makes.) So are those with a mark, which says how one function is to
+    be treated.
     """
-    home = function.__globals__.get("__name__", "")
+    home, code = function.__globals__.get("__name__", ""), function.__code__
+    package = package_of(code.co_filename)
+    made = package is not None and package not in COMPILERS and "<locals>" in code.co_qualname
     return (
-        not is_of_library(function.__code__)
+        (made or not is_of_library(code))
         and not (type(home) is str and home.partition(".")[0] == "lampwork")
         and not any(name.startswith(_MARKS) for name in function.__dict__)
     )
@@ -151,6 +172,8 @@ def treatment(kind: type) -> Treatment:
         return "slots"  # Its methods run as they are, and its == is one of them.
     if issubclass(kind, _THEMSELVES):
         return "is"
+    if issubclass(kind, weakref.ProxyTypes):
+        return "opaque"  # All that is asked of one is asked of the object behind it.
     if hasattr(kind, "__next__"):
         return "plain"  # Iterators are looked after where they are used.
     return "opaque" if any(_is_native(kind, name) for name in _DUNDERS) else "plain"

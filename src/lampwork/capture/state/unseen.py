@@ -9,6 +9,7 @@ key), native code may repeat; and some of the program's code is the compiler's t
 
 from __future__ import annotations
 
+import abc
 import gc
 import importlib.util
 import sys
@@ -22,18 +23,11 @@ from typing import Any
 import torch
 
 from lampwork.capture.model.errors import Break
+from lampwork.capture.state.treatment import COMPILERS, package_of
 from lampwork.capture.state.warned import heard
 from lampwork.frames import Watched
 from lampwork.signals import handler_codes
 
-_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-# The compiler and what it is made of. Other packages are the program's: what their classes read is not guarded.
-_OURS = frozenset(
-    {
-        "lampwork", "torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx", "bytecode", "llvmlite",
-        "triton", "typing_extensions",
-    }
-)  # fmt: skip
 _PLACES = (
     f"{Path(__file__).parents[2]}/",
     f"{Path(torch.__file__).parent}/",
@@ -48,8 +42,9 @@ def is_program(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     name = code.co_filename
     if name.startswith(_PLACES):
         return False
-    if name.startswith(_PACKAGES):
-        return name.rpartition("-packages/")[2].partition("/")[0].removesuffix(".py") not in _OURS
+    package = package_of(name)
+    if package is not None:
+        return package not in COMPILERS
     if name.startswith(_STANDARD):
         return False
     # What dataclasses, namedtuples and typing generate has no file, and may lie in a namespace of a class.
@@ -57,7 +52,7 @@ def is_program(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     root = home.partition(".")[0]
     return not (
         name.startswith("<")
-        and (root in _OURS or root in sys.stdlib_module_names or home.startswith("namedtuple_"))
+        and (root in COMPILERS or root in sys.stdlib_module_names or home.startswith("namedtuple_"))
         and root != "__main__"
     )
 
@@ -92,6 +87,15 @@ def _is_asynchronous(code: types.CodeType, first: Any) -> bool:
     )
 
 
+def _is_subclass_hook(code: types.CodeType, first: Any) -> bool:
+    """Whether this is what an abstract base class asks about a class, on whosever behalf: the compiler, too, asks the
+    standard library's, to which programs add hooks. The class keeps the answer, so eager would run this once as well.
+    """
+    if not issubclass(type(first), abc.ABCMeta):
+        return False
+    return getattr(getattr(first.__subclasshook__, "__func__", None), "__code__", None) is code
+
+
 def _refusal(code: types.CodeType, first: Any, second: Any) -> Break | tuple[Any] | None:
     """What raises in place of the program's code, or what its call returns."""
     table = _repeated.get(threading.get_ident())
@@ -104,7 +108,7 @@ def _refusal(code: types.CodeType, first: Any, second: Any) -> Break | tuple[Any
             return (type(first),)
         if second == "__dict__":
             return (object.__getattribute__(first, "__dict__"),)
-    if _is_import(code) or _is_asynchronous(code, first):
+    if _is_import(code) or _is_asynchronous(code, first) or _is_subclass_hook(code, first):
         return None
     stop = Break("LW103", f"{code.co_qualname}(), which native code calls,")
     # Native code may drop what it raises.

@@ -83,9 +83,10 @@ class _Namer:
         return (len(kernel.params), buffers, sizes, body, tuple(self._rows))
 
     def gemm(self, gemm: Gemm) -> Hashable:
-        digits = (*gemm.rows, *gemm.depth)
+        digits = (*gemm.rows, *gemm.depth, *(() if gemm.group is None else (gemm.group,)))
         axes = tuple(self._axis(axis) for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k, *digits))
-        operands = (self._load(gemm.a), self._load(gemm.b), self._buffer(gemm.out))
+        ends = None if gemm.ends is None else self._load(gemm.ends)
+        operands = (self._load(gemm.a), self._load(gemm.b), self._buffer(gemm.out), ends)
         index = tuple(self._index(i) for i in gemm.index)
         value = self._expr(gemm.value)
         others = tuple(self._buffer(load.buffer) for load in loads(gemm.value))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lampwork.loops.ir.bounds import facts_of
 from lampwork.loops.ir.expr import definition_exprs, indices, requires
 from lampwork.loops.ir.index import ONE, ZERO, Index, Indirect, Var, simplify
 from lampwork.loops.ir.nodes import Definition, Expr, Extern, IndexValue, Load, Map, Op
-from lampwork.loops.ir.traverse import walk_once
+from lampwork.loops.ir.traverse import rewrite, walk_once
 
 
 def is_needed_anyway(definition: Definition) -> bool:
@@ -43,6 +44,24 @@ def checked(expr: Expr) -> set[Indirect]:
             places = zip(node.index, node.buffer.strides, strict=True)
             found.update(a for position, stride in places if stride != ZERO for a in position.indirects())
     return found
+
+
+def at_one_place(expr: Expr) -> Expr:
+    """The expression without indices from data along dimensions whose elements are all one: they make no difference,
+    and whoever has them checks them elsewhere.
+
+    before: where(at(v, 9) < 4, a[at(v, 9)], b[at(v, 9) - 4] where at(v, 9) >= 4), b of stride 0        after: b[0]
+    """
+
+    def on_load(load: Load) -> Expr:
+        places = zip(load.index, load.buffer.strides, load.buffer.shape, strict=True)
+        index = tuple(
+            ZERO if stride == ZERO and size.as_int() != 0 and position.indirects() else position
+            for position, stride, size in places
+        )
+        return load if index == load.index else replace(load, index=index)
+
+    return rewrite(expr, {Load: on_load})
 
 
 def reads_all(load: Load, extents: Mapping[str, Index]) -> bool:

@@ -154,6 +154,7 @@ def _is_plain(gemm: Gemm) -> bool:
         and not gemm.turned
         and not gemm.rows
         and not gemm.depth
+        and gemm.group is None
         and gemm.a.mask is None
         and gemm.b.mask is None
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeGuard
 
-from lampwork.loops.fusion.effects import checked, is_needed_anyway, may_fail, reads_all
+from lampwork.loops.fusion.effects import at_one_place, checked, is_needed_anyway, may_fail, reads_all
 from lampwork.loops.fusion.invert import invert
 from lampwork.loops.fusion.work import Work
 from lampwork.loops.ir.addresses import ITEM_BYTES
@@ -243,8 +243,10 @@ def inlined(producer: Map, consumer: Definition) -> Definition | str:
             solution = invert(producer.index, site, producer.axes, producer.out.shape, extents)
             moved = None if solution is None else move(producer.value, solution, extents)
             looked_at = indirects_of(site)
-            if moved is not None and looked_at and not looked_at <= checked(moved):
-                unchecked.append(site)
+            if moved is not None and looked_at:
+                if not looked_at <= checked(moved):
+                    unchecked.append(site)
+                moved = at_one_place(moved)
             values[site] = None if moved is None else cast_to(moved, producer.out.dtype)
         return values[site]
 
@@ -284,7 +286,7 @@ def _store_places(consumer: Definition) -> tuple[Expr, ...]:
 def _operands(consumer: Definition) -> tuple[Load, ...]:
     """What a template multiplies."""
     if isinstance(consumer, Gemm):
-        return (consumer.a, consumer.b)
+        return (consumer.a, consumer.b, *(() if consumer.ends is None else (consumer.ends,)))
     return (consumer.q, consumer.k, consumer.v) if isinstance(consumer, Attention) else ()
 
 

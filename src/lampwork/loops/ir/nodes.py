@@ -212,6 +212,11 @@ class Gemm(Node):
     product is the gradient of a convolution's weight, a being its input and b the gradient of its result
     (weight_gradient.py); of a depthwise one m is (taps...), and a is indexed by n.
 
+    group, ends: with them each group of rows has a matrix of its own, by which b is indexed too: rows
+    ends[g - 1] <= m < ends[g] are multiplied by b(g, k, n), ends[-1] being 0, and acc is 0 in rows past the last end.
+    `ends`, a load of i32 or i64 indexed by the group, ascends, from 0 to the extent of m at most. There is no batch
+    then, and b is read as it lies.
+
     variant: which of a target's other tiles and blocks to take, by the name that `codegen.variants` reads; "": the ones
     that its cost model chooses.
     """
@@ -228,6 +233,8 @@ class Gemm(Node):
     rows: tuple[Axis, ...] = ()
     depth: tuple[Axis, ...] = ()
     variant: str = ""
+    group: Axis | None = None
+    ends: Load | None = None
 
     @property
     def packed(self) -> int:

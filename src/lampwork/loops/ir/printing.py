@@ -139,6 +139,8 @@ def format_definition(definition: Definition) -> str:
     axes = format_axes((*definition.batch, definition.m, definition.n))
     acc = f"acc = sum({product} for {format_axes(definition.depth or (definition.k,))})"
     digits = f" and {definition.m.name} = ({format_axes(definition.rows)})" if definition.rows else ""
+    if definition.group is not None and definition.ends is not None:
+        digits = f" in rows up to {format_expr(definition.ends)} for {format_axes((definition.group,))}"
     return f"{place} = {_bare(definition.value)} for {axes}\n    where {acc}{digits}{_variant(definition)}"
 
 

@@ -120,10 +120,12 @@ def _verify_definition(definition: Definition, where: str) -> None:
             raise InvalidLoopsError(
                 f"{where}: rows in panels are those of a plain product with a plain matrix"
             )
+        _verify_groups(definition, where)
         if not definition.turned:
             _Checker(where, _names(definition.a_axes), set()).check(definition.a)
         if not definition.packed:
-            right = (*definition.batch, definition.k, definition.n)
+            group = () if definition.group is None else (definition.group,)
+            right = (*definition.batch, *group, definition.k, definition.n)
             _Checker(where, _names(right), set()).check(definition.b)
         _Checker(where, _names(outer), {"acc"}).check(definition.value)
     elif isinstance(definition, Attention):
@@ -145,6 +147,21 @@ def _verify_definition(definition: Definition, where: str) -> None:
         _verify_axes(axes, where)
         _verify_place(definition.out, definition.index, axes, where)
         _Checker(where, _names(axes), set()).check(definition.value)
+
+
+def _verify_groups(gemm: Gemm, where: str) -> None:
+    if gemm.group is None or gemm.ends is None:
+        if gemm.group is not gemm.ends:
+            raise InvalidLoopsError(f"{where}: groups of rows have an axis and ends")
+        return
+    _verify_axes((gemm.group, gemm.m, gemm.n, gemm.k), where)
+    _Checker(where, _names((gemm.group,)), set()).check(gemm.ends)
+    if gemm.ends.dtype not in ("i32", "i64"):
+        raise InvalidLoopsError(f"{where}: ends of groups of dtype {gemm.ends.dtype}")
+    if gemm.batch or gemm.rows or gemm.packed or gemm.turned:
+        raise InvalidLoopsError(
+            f"{where}: groups of rows are those of a plain product, which reads b as it lies"
+        )
 
 
 def _verify_write(definition: Map, where: str) -> None:

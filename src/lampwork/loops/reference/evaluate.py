@@ -349,16 +349,34 @@ def _gemm(scope: Scope, arrays: dict[str, Array], definition: Gemm) -> None:
     columns = left_grid[-1:] if definition.is_depthwise else ()
     depth = math.prod(left_grid[rows : len(left_grid) - len(columns)])
     left = left.reshape(*batch, m, depth, *columns)
-    right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
-    if definition.packed:
-        right = _right(arrays[definition.b.buffer.name], right_grid[-2:], definition)
+    if definition.group is not None:
+        acc = _grouped(scope, definition, left)
     else:
-        right = np.broadcast_to(scope.expr(definition.b), right_grid)
-    right = right.astype(dtype)
-    acc = np.einsum("...mkn,...kn->...mn", left, right) if columns else np.matmul(left, right)
+        right_grid = _bind(scope, (*definition.batch, definition.k, definition.n))
+        if definition.packed:
+            right = _right(arrays[definition.b.buffer.name], right_grid[-2:], definition)
+        else:
+            right = np.broadcast_to(scope.expr(definition.b), right_grid)
+        right = right.astype(dtype)
+        acc = np.einsum("...mkn,...kn->...mn", left, right) if columns else np.matmul(left, right)
     grid = _bind(scope, (*definition.batch, definition.m, definition.n))
     scope.locals["acc"] = acc
     _store(scope, arrays, definition.out, definition.index, scope.expr(definition.value), grid)
+
+
+def _grouped(scope: Scope, gemm: Gemm, left: Array) -> Array:
+    """The sums of a product whose rows are in groups: (M, N)."""
+    assert gemm.group is not None and gemm.ends is not None
+    groups = _bind(scope, (gemm.group,))
+    ends = np.broadcast_to(scope.expr(gemm.ends), groups)
+    grid = _bind(scope, (gemm.group, gemm.k, gemm.n))
+    right = np.broadcast_to(scope.expr(gemm.b), grid).astype(left.dtype)
+    sums = np.zeros((left.shape[0], grid[-1]), left.dtype)
+    start = 0
+    for end, matrix in zip(ends, right, strict=True):
+        sums[start:end] = left[start:end] @ matrix
+        start = int(end)
+    return sums
 
 
 def _recurrence(scope: Scope, arrays: dict[str, Array], node: Recurrence) -> None:

@@ -23,6 +23,7 @@ from lampwork.codegen.llvm.templates.depthwise_plan import (
 from lampwork.codegen.llvm.templates.epilogue import needs_checks
 from lampwork.codegen.llvm.templates.gemm import emit_gemm
 from lampwork.codegen.llvm.templates.generalize import generalized_conv, generalized_pack
+from lampwork.codegen.llvm.templates.grouped import emit_grouped, likely_rows
 from lampwork.codegen.llvm.templates.pack import emit_pack
 from lampwork.codegen.llvm.templates.recurrent import emit_recurrence
 from lampwork.codegen.llvm.templates.recurrent_gradient import emit_recurrence_gradient
@@ -154,6 +155,14 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     structure, buffers, symbols = template_structure(definition)
     if definition.turned:
         return _Asked(structure, buffers, symbols, {}, lambda name: emit_turned(definition, name, target))
+    if definition.group is not None:
+        return _Asked(
+            (structure, sizes),
+            buffers,
+            symbols,
+            {},
+            lambda name: emit_grouped(definition, name, target, sizes),
+        )
     if tile_unit(definition, target) is not None:
         return _Asked(
             ("tiles", structure, sizes),
@@ -245,6 +254,8 @@ def _asked_depthwise(gemm: Gemm, target: Target, hints: Mapping[str, int]) -> _A
 
 
 def _likely(definition: Gemm, hints: Mapping[str, int]) -> Likely:
+    if definition.group is not None:
+        return Likely(likely_rows(definition, hints), _hinted(definition.n.extent, hints))
     return Likely(*(_hinted(axis.extent, hints) for axis in (definition.m, definition.n)))
 
 

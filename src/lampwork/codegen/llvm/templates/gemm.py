@@ -77,6 +77,7 @@ from lampwork.codegen.llvm.templates.pack import Source, pack_panel, widen_panel
 from lampwork.codegen.llvm.templates.plan import (
     Plan,
     is_short,
+    known_rows,
     packed_batch,
     plan_gemm,
     split_offset,
@@ -87,7 +88,7 @@ from lampwork.errors import CodegenError
 from lampwork.loops.ir.bounds import elements_of
 from lampwork.loops.ir.expr import definition_exprs, indices
 from lampwork.loops.ir.index import Index
-from lampwork.loops.ir.nodes import Gemm
+from lampwork.loops.ir.nodes import Axis, Gemm
 
 __all__ = ["emit_gemm", "supports"]
 
@@ -116,11 +117,11 @@ def emit_gemm(
         config = choose_config(m, n, k, gemm.packed, split, target, gemm.a.buffer.dtype, likely)
     if m is not None and config.rows > m:
         raise CodegenError(f"a tile of {config.rows} rows does not fit {m} rows")
-    return _Emission(plan, name, target, config, module or Module()).run()
+    return Emission(plan, name, target, config, module or Module()).run()
 
 
-class _Emission:
-    """One run of emit_gemm."""
+class Emission:
+    """One run of emit_gemm, and of what multiplies tiles as it does (grouped.py)."""
 
     def __init__(self, plan: Plan, name: str, target: Target, config: GemmConfig, module: Module) -> None:
         self.plan, self.name, self.config = plan, name, config
@@ -139,8 +140,8 @@ class _Emission:
         # B's numbers may be narrower than A's.
         self.right = replace(self.tile, source=plan.gemm.b.buffer.dtype)
         # From here on k counts what is multiplied at once.
-        sizes = (plan.gemm.m.extent, plan.gemm.n.extent, plan.words)
-        self.m, self.n, self.k = (size.as_int() for size in sizes)
+        sizes = (plan.gemm.n.extent, plan.words)
+        self.m, self.n, self.k = known_rows(plan.gemm), *(size.as_int() for size in sizes)
         # The rows of what the sums begin at, before a panel's own.
         self.before = 1 if self.tile.offset else 0
         self.panels = (plan.gemm.n.extent + (self.tile.width - 1)) // self.tile.width
@@ -157,7 +158,8 @@ class _Emission:
 
     def run(self) -> GemmCode:
         gemm, b = self.gemm, self.b
-        axes = (*gemm.batch, gemm.m, gemm.n, gemm.k)
+        outer = self._outer()
+        axes = (*outer, gemm.m, gemm.n, gemm.k)
         used = [index for expr in definition_exprs(gemm) for index in indices(expr)]
         used += [elements_of(buffer) for buffer in self.plan.params]
         self.bases, sizes, env = load_params(
@@ -175,10 +177,10 @@ class _Emission:
             item = items.index
             panel = mod(b, item, panel_count)
             m_block = mod(b, div(b, item, panel_count), block_count)
-            batch = decode_batch(b, gemm.batch, item, mul(b, panel_count, block_count), env)
+            batch = decode_batch(b, outer, item, mul(b, panel_count, block_count), env)
             self._item(panel, m_block, env | batch)
         extent = self.panels * blocks
-        for axis in gemm.batch:
+        for axis in outer:
             extent = extent * axis.extent
         return GemmCode(
             self.name,
@@ -190,6 +192,10 @@ class _Emission:
             self.b.target.thread_work,
             self.stack.bytes,
         )
+
+    def _outer(self) -> tuple[Axis, ...]:
+        """The axes of which each point has work items of its own."""
+        return self.gemm.batch
 
     def _work(self, blocks: Index) -> Index:
         """Operations of a work item, if the rows are evenly shared between the blocks."""
@@ -268,12 +274,15 @@ class _Emission:
             self._k_block(k0, depth, is_last, panel, n0, first, last, columns, env)
 
     def _dots(self, n0: Int, columns: Int, env: dict[str, Int]) -> None:
+        self._dot_sums(n0, columns, env)
+        self.epilogue.from_scratch(self.tile, self.sums, env, 0, self.tile.rows, columns)
+
+    def _dot_sums(self, n0: Int, columns: Int, env: dict[str, Int]) -> None:
         gemm, plan, tile = self.gemm, self.plan, self.tile
         operands = DotOperands(
             gemm, plan.a, plan.b, self.bases[gemm.a.buffer.name], self.bases[gemm.b.buffer.name]
         )
         dot_tile(self.b, tile, self.right, operands, self.sums, n0, columns, env)
-        self.epilogue.from_scratch(tile, self.sums, env, 0, tile.rows, columns)
 
     def _k_block(
         self,

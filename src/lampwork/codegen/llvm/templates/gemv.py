@@ -31,8 +31,8 @@ from lampwork.loops.ir.nodes import Gemm
 from lampwork.records import record
 
 
-def _columns(rows: int, target: Target) -> int:
-    """Dot products in flight for each row: what the registers hold."""
+def dot_columns(rows: int, target: Target) -> int:
+    """Dot products in flight for each row: what the registers hold. A tile is a multiple of them wide."""
     return 4 if rows <= 2 or target.registers >= 32 else 2
 
 
@@ -64,12 +64,12 @@ def dot_tile(
 ) -> None:
     """scratch[row, c] = sum over k of a[row, k] * b[k, n0 + c], for the tile's rows and the first `columns` columns.
 
-    right: the tile as it reads B. env[m] is the first row. Columns come in groups; a last group past the end repeats
-    the last column.
+    right: the tile as it reads B. env[m] is the first row; env[m.r], where it is there, the number of row r. Columns
+    come in groups; a last group past the end repeats the last column.
     """
     gemm = operands.gemm
     last = sub(b, evaluate(b, gemm.n.extent, env), 1)
-    group = _columns(tile.rows, b.target)
+    group = dot_columns(tile.rows, b.target)
     with count(b, 0, columns, group) as column:
         rows = [_row(b, operands, r, env) for r in range(tile.rows)]
         starts = [
@@ -84,7 +84,9 @@ def dot_tile(
 
 def _row(b: Builder, operands: DotOperands, row: int, env: Mapping[str, Int]) -> str:
     gemm = operands.gemm
-    offset = operands.a.substitute({gemm.m.name: Index.var(gemm.m.name) + row, gemm.k.name: Index.const(0)})
+    number = f"{gemm.m.name}.{row}"
+    m = Index.var(number) if number in env else Index.var(gemm.m.name) + row
+    offset = operands.a.substitute({gemm.m.name: m, gemm.k.name: Index.const(0)})
     return place(b, operands.a_base, evaluate(b, offset, env), gemm.a.buffer.dtype)
 
 

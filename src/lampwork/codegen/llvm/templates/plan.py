@@ -51,7 +51,7 @@ def supports(gemm: Gemm, target: Target) -> bool:
         return False
     if gemm.a.mask is not None or gemm.b.mask is not None:
         return False
-    if any(axis.extent.as_int() == 0 for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)):
+    if any(size.as_int() == 0 for size in extents_of(gemm).values()):
         return False
     offset = simplify(offset_in(gemm.a.buffer, gemm.a.index), extents_of(gemm))
     if offset.indirects() or (not gemm.packed and offset_in(gemm.b.buffer, gemm.b.index).indirects()):
@@ -65,7 +65,8 @@ def is_mixed(gemm: Gemm) -> bool:
 
 
 def extents_of(gemm: Gemm) -> dict[str, Index]:
-    return {axis.name: axis.extent for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k)}
+    groups = () if gemm.group is None else (gemm.group,)
+    return {axis.name: axis.extent for axis in (*gemm.batch, *groups, gemm.m, gemm.n, gemm.k)}
 
 
 def _split_of(gemm: Gemm, offset: Index) -> int | None:
@@ -109,7 +110,7 @@ def plan_gemm(gemm: Gemm, target: Target, likely: Likely = UNKNOWN) -> Plan:
     split = _split_of(gemm, a)
     assert split is not None
     seen: dict[str, Buffer] = {gemm.a.buffer.name: gemm.a.buffer, gemm.b.buffer.name: gemm.b.buffer}
-    for load in loads(gemm.value):
+    for load in loads(gemm.value) if gemm.ends is None else (gemm.ends, *loads(gemm.value)):
         seen.setdefault(load.buffer.name, load.buffer)
     seen.setdefault(gemm.out.name, gemm.out)
     params = tuple(seen.values())
@@ -137,7 +138,7 @@ def _reads_in_place(gemm: Gemm, a: Index, split: int, target: Target) -> bool:
 
 
 def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMode:
-    one, m = Index.const(1), gemm.m.extent.as_int()
+    one, m = Index.const(1), known_rows(gemm)
     few_rows = m is not None and m <= target.few_rows and is_float(gemm.a.buffer.dtype)
     if few_rows and a.coefficient(gemm.k.name) == one and b.coefficient(gemm.k.name) == one:
         return "dot"
@@ -147,6 +148,11 @@ def _mode(gemm: Gemm, a: Index, b: Index, target: Target, likely: Likely) -> BMo
     rows = likely.m if m is None else m
     direct = as_it_lies and rows_of_columns and rows is not None and rows <= _direct_rows(gemm, b, target)
     return "direct" if direct else "scratch"
+
+
+def known_rows(gemm: Gemm) -> int | None:
+    """How many rows are multiplied by a matrix of B, if that is known before the call."""
+    return gemm.m.extent.as_int() if gemm.group is None else None
 
 
 def _direct_rows(gemm: Gemm, b: Index, target: Target) -> int:

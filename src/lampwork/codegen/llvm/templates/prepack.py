@@ -148,7 +148,7 @@ def _transformed(gemm: Gemm, outputs: int, packings: _Packings, target: Target) 
 
 def _packed(gemm: Gemm, packings: _Packings, target: Target) -> Gemm:
     """The Gemm over a packed B, or as it is where packing is of no use, or would depend on sizes."""
-    if gemm.packed or gemm.is_depthwise or gemm.is_weight_gradient:
+    if gemm.packed or gemm.group or gemm.is_depthwise or gemm.is_weight_gradient:
         return gemm
     target = varied(target, gemm.variant)
     if gemm.rows:

@@ -62,7 +62,7 @@ def tile_unit(gemm: Gemm, target: Target) -> TileUnit | None:
     unit = target.unit(gemm.a.buffer.dtype)
     if unit is None or target.sum_lanes(unit.dtype) != COLUMNS:
         return None
-    if gemm.b.buffer.dtype != gemm.a.buffer.dtype or gemm.is_depthwise or gemm.outputs:
+    if gemm.b.buffer.dtype != gemm.a.buffer.dtype or gemm.is_depthwise or gemm.outputs or gemm.group:
         return None
     m, k = gemm.m.extent.as_int(), gemm.k.extent.as_int()
     if k is None or k < LEAST_WORDS * unit.steps:

@@ -33,7 +33,7 @@ class TurnedConfig:
 def supports_turned(gemm: Gemm, target: Target) -> bool:
     """Whether `emit_turned` can make a Gemm once its A is in panels: of a dtype whose numbers are multiplied as they
     lie, B of one matrix whose columns are contiguous along k, and A contiguous along k or m, of known sizes."""
-    if gemm.batch or gemm.rows or gemm.packed or not supports(gemm, target):
+    if gemm.batch or gemm.group or gemm.rows or gemm.packed or not supports(gemm, target):
         return False
     k = gemm.k.extent.as_int()
     if k is None or gemm.m.extent.as_int() is None or gemm.n.extent.as_int() is None:
