@@ -168,6 +168,18 @@ def contents_of_an_empty_cell():
     return lambda x: (x, outcome(lambda: cell.cell_contents))
 
 
+def empty_slot_deleted():
+    class Slotted:
+        __slots__ = ("v",)
+
+    slotted = Slotted()
+
+    def delete():
+        del slotted.v
+
+    return lambda x: (x, outcome(delete), outcome(lambda: slotted.v))
+
+
 def vars_of_what_has_no_dict():
     class Bare:
         __slots__ = ()
