@@ -78,6 +78,32 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]
         lambda n: (torch.randint(0, 9, (3, n)), torch.randn(9, 16)),
     ),
     "division": (lambda x: x.sum(1) / x.shape[1], lambda n: (torch.randn(2, n),)),
+    "prelu": (lambda x, w: torch.nn.functional.prelu(x, w), lambda n: (torch.randn(n, 5, 3), torch.rand(5))),
+    "scatter_reduce": (
+        lambda i, x: x.new_zeros(9, 4).scatter_reduce(0, i, x, "amax", include_self=False),
+        lambda n: (torch.randint(0, 9, (n, 4)), torch.randn(n, 4)),
+    ),
+    "histogram": (lambda x: torch.histc(x, 4, 0, 1), lambda n: (torch.rand(n),)),
+    "mse_loss": (lambda x, y: torch.nn.functional.mse_loss(x, y), lambda n: (torch.randn(n, 3),) * 2),
+    "order": (lambda x: (*x.kthvalue(2, 1), *x.cummax(0), *x.cummin(1)), lambda n: (torch.randn(n, 5),)),
+    "along": (lambda x: torch.take_along_dim(x, x.argsort(1), 1), lambda n: (torch.randn(n, 5),)),
+    "sampled": (
+        lambda x, grid: torch.nn.functional.grid_sample(x, grid, align_corners=False),
+        lambda n: (torch.randn(n, 3, 5, 6), torch.rand(n, 4, 7, 2)),
+    ),
+    "resized": (
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="linear"),
+        lambda n: (torch.randn(3, 2, n),),
+    ),
+    "resized_volumes": (
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="trilinear"),
+        lambda n: (torch.randn(n, 2, 3, 4, 3),),
+    ),
+    "reflected": (
+        lambda x: torch.nn.functional.pad(x, (1, 2), mode="reflect"),
+        lambda n: (torch.randn(n, 2, 6),),
+    ),
+    "windows": (lambda x: torch.nn.functional.unfold(x, 2), lambda n: (torch.randn(n, 3, 6, 5),)),
     "loop": (lambda x: x.reshape(-1).view(x.shape[1], -1), lambda n: (torch.randn(4, n),)),
 }
 

@@ -212,6 +212,7 @@ def op_info(op: Any) -> OpInfo:
     differentiable = name not in _NO_GRADIENT and op is not aten.view.dtype
     if (
         name in DATA_DEPENDENT
+        or not _is_dispatched(op)
         or torch.Tag.data_dependent_output in tags
         or (torch.Tag.dynamic_output_shape in tags and name not in ("index", "nonzero_static"))
         or (name == "repeat_interleave" and schema.overload_name == "Tensor")
@@ -242,6 +243,12 @@ def needed_keywords(op: Any) -> frozenset[str]:
 def is_seeded(op: Any) -> bool:
     """Whether an operator may draw from a generator."""
     return torch.Tag.nondeterministic_seeded in op.tags or op._opname in _RANDOM
+
+
+def _is_dispatched(op: Any) -> bool:
+    """Whether torch's dispatcher knows the operator: `aten.size.default` is a question of TorchScript's alone, which
+    C++ asks of sizes that it wants as plain ints."""
+    return bool(torch._C._dispatch_has_kernel(op.name()))  # pyright: ignore
 
 
 def is_composite(op: Any) -> bool:

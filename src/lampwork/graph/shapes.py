@@ -22,6 +22,8 @@ from lampwork.graph import (
     shapes_backward,
     shapes_cuda,
     shapes_data,
+    shapes_images,
+    shapes_losses,
     shapes_nn,
     shapes_pointwise,
     shapes_reduce,
@@ -46,6 +48,8 @@ __all__ = ["Result", "ShapeError", "eager_takes", "infer", "own_rule", "taken_on
 def _rules() -> Mapping[Any, Callable[..., Result]]:
     return {
         **shapes_pointwise.RULES,
+        **shapes_images.RULES,
+        **shapes_losses.RULES,
         **shapes_reduce.RULES,
         **shapes_data.RULES,
         **shapes_nn.RULES,

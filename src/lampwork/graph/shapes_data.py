@@ -440,6 +440,7 @@ RULES: Mapping[Any, Any] = {
     aten.scatter.src: packed_like,
     aten.scatter.value: packed_like,
     aten.scatter_add.default: packed_like,
+    aten.scatter_reduce.two: packed_like,
     aten.dropout.default: dropout,
     aten.cat.default: cat,
     aten.stack.default: stack,

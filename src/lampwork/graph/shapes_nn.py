@@ -688,4 +688,5 @@ RULES: Mapping[Any, Any] = {
     aten.rnn_tanh.data: packed_rnn,
     aten.rnn_relu.data: packed_rnn,
     aten.glu.default: glu,
+    aten._prelu_kernel.default: prelu,
 }

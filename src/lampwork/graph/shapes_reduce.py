@@ -19,6 +19,7 @@ from lampwork.graph.shapes_common import (
 )
 from lampwork.graph.shapes_pointwise import compare, where
 from lampwork.graph.spec import TensorSpec
+from lampwork.standard import math
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
@@ -215,7 +216,42 @@ def searched(ordered: TensorSpec, values: TensorSpec, *, out_int32: bool = False
     return dense(values.shape, torch.int32 if out_int32 else torch.int64, values.device)
 
 
+def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
+    """cummax, cummin: the values and their places, in rows whatever the layout."""
+    wrap_dim(dim, len(spec.shape))
+    if spec.dtype.is_complex:
+        raise ShapeError(f"a running extreme of {spec}")
+    return like(spec, spec.shape), like(spec, spec.shape, torch.int64)
+
+
+def order_statistic(
+    spec: TensorSpec, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
+    """kthvalue: the value and its place."""
+    wrapped = wrap_dim(dim, len(spec.shape))
+    size = spec.shape[wrapped] if spec.shape else 1
+    if not 1 <= k <= size or spec.dtype in (torch.bool,) or spec.dtype.is_complex:
+        raise ShapeError(f"value {k} of {spec}")
+    shape = reduced_shape(spec, dim, keepdim) if spec.shape else ()
+    return like(spec, shape), like(spec, shape, torch.int64)
+
+
+def histogram(spec: TensorSpec, bins: int = 100, min: float = 0, max: float = 0) -> TensorSpec:
+    """histc: a number for each bin, however many elements are counted."""
+    if bins <= 0:
+        raise ShapeError(f"histc of {bins} bins")
+    if not (math.isfinite(min) and math.isfinite(max) and min <= max):
+        raise ShapeError(f"histc from {min} to {max}")
+    if not is_floating(spec.dtype) and spec.device.type == "cpu":
+        raise ShapeError(f"histc of {spec}")
+    return dense((bins,), spec.dtype, spec.device)
+
+
 RULES: Mapping[Any, Any] = {
+    aten.histc.default: histogram,
+    aten.cummax.default: running_extreme,
+    aten.cummin.default: running_extreme,
+    aten.kthvalue.default: order_statistic,
     aten.cov.default: cov,
     aten.searchsorted.Tensor: searched,
     aten.sum.default: sum_all,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lampwork import pristine
-from lampwork.graph.shapes_common import wrap_dim
+from lampwork.graph.shapes_common import broadcast, wrap_dim
 from lampwork.graph.symbols import same_size
 from lampwork.loops.ir.expr import move
 from lampwork.loops.ir.index import ZERO
@@ -467,7 +466,7 @@ def _loss(
 ) -> Array:
     """`reduction`: 0 none, 1 mean, 2 sum, of function(x, target) over their broadcast shape."""
     dtype = compute_dtype(ctx.dtype)
-    shape = tuple(pristine.broadcast_shapes(x.shape, target.shape))
+    shape = broadcast((x.shape, target.shape))
     value = function(e.cast(read(x, shape), dtype), e.cast(read(target, shape), dtype))
     if reduction == 0:
         return ctx.result(value)

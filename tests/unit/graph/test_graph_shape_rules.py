@@ -308,6 +308,7 @@ def test_reduction_rules() -> None:
                   lambda x=x: x.prod(), lambda x=x: (x > 1).any(), lambda x=x: (x > 1).all(), lambda x=x: aten.var.correction(x),
                   lambda x=x: x.sum(dtype=torch.float64), lambda x=x: (x > 1).sum(), lambda x=x: x.long().sum(),
                   lambda x=x: aten.linalg_vector_norm.default(x),
+                  lambda x=x: torch.histc(x.float(), 5), lambda x=x: torch.histc(x.double(), 3, -1, 2.5),
                   lambda x=x: torch.searchsorted(torch.arange(3.0), x.float()),
                   lambda x=x: torch.searchsorted(torch.arange(3.0), x.float(), out_int32=True)]  # fmt: skip
         for dim, keep in itertools.product(range(x.dim()), (False, True)):
@@ -322,7 +323,8 @@ def test_reduction_rules() -> None:
                 lambda x=x, d=dim, k=keep: aten.logsumexp.default(x, [d], k), lambda x=x, d=dim: x.cumsum(d),
                 lambda x=x, d=dim: x.cumprod(d), lambda x=x, d=dim: x.softmax(d), lambda x=x, d=dim: x.log_softmax(d),
                 lambda x=x, d=dim: x.softmax(d, dtype=torch.float64), lambda x=x, d=dim: x.topk(1, d),
-                lambda x=x, d=dim: x.sort(d), lambda x=x, d=dim: aten._softmax.default(x, d, False),
+                lambda x=x, d=dim: x.cummax(d), lambda x=x, d=dim: x.cummin(d),
+                lambda x=x, d=dim, k=keep: x.kthvalue(1, d, k), lambda x=x, d=dim: x.sort(d), lambda x=x, d=dim: aten._softmax.default(x, d, False),
                 lambda x=x, d=dim: (x > 1).cumsum(d), lambda x=x, d=dim, k=keep: aten.any.dims(x, [d], k),
                 lambda x=x, d=dim, k=keep: aten.linalg_vector_norm.default(x, 2, [d], k),
             ]  # fmt: skip
@@ -545,6 +547,41 @@ def test_pool_rules() -> None:
         calls += [lambda x=x: F.max_pool3d(x, 2), lambda x=x: F.avg_pool3d(x, 2), lambda x=x: F.adaptive_avg_pool3d(x, 1),
                   lambda x=x: F.adaptive_avg_pool3d(x, 2)]  # fmt: skip
     assert len(compare(calls)) >= 10
+
+
+def test_image_rules() -> None:
+    calls: list[Any] = []
+    grid = torch.rand(2, 4, 7, 2) * 2 - 1
+    for x in small_layouts():
+        if x.dim() != 4 or x.shape[0] != 2:
+            continue
+        for flow in (grid, grid.permute(0, 2, 1, 3), grid[:, :, ::2]):
+            calls.append(lambda x=x, g=flow: aten.grid_sampler_2d.default(x, g, 0, 0, False))
+        for pads in ([1, 2, 0, 3], [0, -1, 2, 0]):
+            calls += [lambda x=x, p=pads: aten.reflection_pad2d.default(x, p),
+                      lambda x=x, p=pads: aten.replication_pad2d.default(x, p)]  # fmt: skip
+        calls += [lambda x=x: aten.im2col.default(x, [2, 3], [1, 2], [0, 1], [2, 1]),
+                  lambda x=x: aten.im2col.default(x[0], [2, 2], [1, 1], [0, 0], [1, 1]),
+                  lambda x=x: aten._upsample_bilinear2d_aa.default(x, [3, 5], False, None, None),
+                  lambda x=x: aten._upsample_bicubic2d_aa.default(x, [3, 5], False, None, None),
+                  lambda x=x: aten._prelu_kernel.default(x, torch.rand(1, x.shape[1], 1, 1)),
+                  lambda x=x: aten.scatter_reduce.two(x, 1, torch.zeros(x.shape, dtype=torch.long), x, "sum"),
+                  lambda x=x: aten.reflection_pad2d.default(x[1], [1, 2, 0, 3])]  # fmt: skip
+    base = torch.randn(2, 3, 4, 5, 6)
+    for x in (base, base.to(memory_format=torch.channels_last_3d), base.permute(0, 1, 4, 2, 3)):
+        calls += [lambda x=x: aten.grid_sampler_3d.default(x, torch.rand(2, 3, 4, 2, 3), 0, 0, True),
+                  lambda x=x: aten.upsample_trilinear3d.default(x, [2, 7, 9], False, None, None, None),
+                  lambda x=x: aten.upsample_nearest3d.default(x, [2, 7, 9], None, None, None),
+                  lambda x=x: aten._upsample_nearest_exact3d.default(x, [2, 7, 9], None, None, None),
+                  lambda x=x: aten.reflection_pad3d.default(x, [1, 2, 0, 3, 2, 1]),
+                  lambda x=x: aten.replication_pad3d.default(x, [1, 2, 0, 3, 2, 1])]  # fmt: skip
+    for x in (base[0, 0], base[0].permute(1, 0, 3, 2)[0], base[0, :, :, 0]):
+        calls += [lambda x=x: aten.upsample_linear1d.default(x, [9], False, None),
+                  lambda x=x: aten.upsample_nearest1d.default(x, [9], None),
+                  lambda x=x: aten._upsample_nearest_exact1d.default(x, [9], None),
+                  lambda x=x: aten.reflection_pad1d.default(x, [1, 2]),
+                  lambda x=x: aten.replication_pad1d.default(x[0], [3, -1])]  # fmt: skip
+    compare(calls)
 
 
 def test_norm_rules() -> None:
