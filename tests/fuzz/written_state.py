@@ -7,7 +7,8 @@
 A capture holds writes back until the region ends, and answers later reads from what it holds. So a *place* that has two
 names must be one place for it, too: an attribute and an item of a `__dict__`, a buffer and an item of `_buffers`, an
 attribute of a class and of its instance, a tensor and its view, one object as argument, global and item of a list.
-`written_places.py` lists the places, how each is written and read, and the names; `written_grammar.py` makes programs.
+`written_places.py` and `written_objects.py` list the places, how each is written and read, and the names;
+`written_grammar.py` makes programs.
 
 Each program runs eager and compiled, three calls or more. Compared are the result, exceptions with their tracebacks,
 output and warnings, and after each call all state of the program, with what is shared with whom. A call in a state that
