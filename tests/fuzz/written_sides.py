@@ -53,7 +53,7 @@ class WrittenSide(Side):
     def run(self, text: str) -> list[Any]:
         RemovableHandle.next_id = 0
         try:
-            return super().run(text)
+            return _placeless(super().run(text))
         finally:
             self.before.clear()
             # What the sides and other programs share is as before.
@@ -80,9 +80,9 @@ class WrittenSide(Side):
             anew = lampwork.stats()["regions"] - regions if is_known else 0
             after = Walk()
             told = described(result) if isinstance(result, BaseException) else after.of(result)
-            self.events.append(["call", _placeless(told)])
+            self.events.append(["call", told])
             del result
-            self.events.append(["state", _placeless(self._walk(after).told)])
+            self.events.append(["state", self._walk(after).told])
             if anew:
                 self.events.append(["captured anew", anew])
 

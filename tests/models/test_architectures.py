@@ -1,4 +1,4 @@
-"""Ninety architectures of `transformers`, tiny and with random weights, against eager."""
+"""A hundred architectures of `transformers`, tiny and with random weights, against eager."""
 
 from __future__ import annotations
 

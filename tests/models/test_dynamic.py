@@ -85,11 +85,15 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]
     ),
     "histogram": (lambda x: torch.histc(x, 4, 0, 1), lambda n: (torch.rand(n),)),
     "mse_loss": (lambda x, y: torch.nn.functional.mse_loss(x, y), lambda n: (torch.randn(n, 3),) * 2),
-    "order": (lambda x: (*x.kthvalue(2, 1), *x.cummax(0), *x.cummin(1)), lambda n: (torch.randn(n, 5),)),
+    "order": (lambda x: (*x.kthvalue(5, 1), *x.cummax(0), *x.cummin(1)), lambda n: (torch.randn(n, 5),)),
     "along": (lambda x: torch.take_along_dim(x, x.argsort(1), 1), lambda n: (torch.randn(n, 5),)),
     "sampled": (
         lambda x, grid: torch.nn.functional.grid_sample(x, grid, align_corners=False),
         lambda n: (torch.randn(n, 3, 5, 6), torch.rand(n, 4, 7, 2)),
+    ),
+    "sampled_volumes": (
+        lambda x, grid: torch.nn.functional.grid_sample(x, grid, align_corners=True),
+        lambda n: (torch.randn(n, 2, 4, 5, 6), torch.rand(n, 3, 4, 7, 3)),
     ),
     "resized": (
         lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="linear"),
@@ -100,8 +104,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]
         lambda n: (torch.randn(n, 2, 3, 4, 3),),
     ),
     "reflected": (
-        lambda x: torch.nn.functional.pad(x, (1, 2), mode="reflect"),
-        lambda n: (torch.randn(n, 2, 6),),
+        lambda x: torch.nn.functional.pad(x, (6, 2), mode="reflect"),
+        lambda n: (torch.randn(n, 2, 7),),
     ),
     "windows": (lambda x: torch.nn.functional.unfold(x, 2), lambda n: (torch.randn(n, 3, 6, 5),)),
     "loop": (lambda x: x.reshape(-1).view(x.shape[1], -1), lambda n: (torch.randn(4, n),)),

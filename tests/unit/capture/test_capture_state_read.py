@@ -163,6 +163,23 @@ def copy_of_what_is_behind_a_property():
     return lambda x: (x, [(c(behind).v, vars(c(behind))) for c in (copy.copy, copy.deepcopy)])
 
 
+def contents_of_an_empty_cell():
+    cell = types.CellType()
+    return lambda x: (x, outcome(lambda: cell.cell_contents))
+
+
+def empty_slot_deleted():
+    class Slotted:
+        __slots__ = ("v",)
+
+    slotted = Slotted()
+
+    def delete():
+        del slotted.v
+
+    return lambda x: (x, outcome(delete), outcome(lambda: slotted.v))
+
+
 def vars_of_what_has_no_dict():
     class Bare:
         __slots__ = ()

@@ -50,6 +50,24 @@ TOWER: dict[str, Any] = {
 }
 READER: dict[str, Any] = dict(TOWER, vocab_size=99, max_position_embeddings=16, eos_token_id=2)
 VIEWER: dict[str, Any] = dict(TOWER, image_size=32, patch_size=8)
+# Finds objects in what a small convolutional network makes of an image.
+BACKBONE: dict[str, Any] = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "out_features": ["stage2", "stage3", "stage4"],
+}
+DETECTOR: dict[str, Any] = {
+    "backbone_config": BACKBONE,
+    "num_queries": 6,
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 48,
+    "decoder_attention_heads": 4,
+}
 PIXELS = {"pixel_values": (3, 32, 32)}
 WAVE = {"input_values": (400,)}
 
@@ -124,6 +142,19 @@ VISION = (
     _vision(
         "focalnet", "FocalNet", image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], focal_levels=[2, 2]
     ),
+    _vision("dinov3_vit", "DINOv3ViT", **IMAGE),
+    _vision("vitdet", "VitDet", **{k: v for k, v in IMAGE.items() if k != "intermediate_size"}),
+    _vision("detr", "Detr", "ForObjectDetection", **DETECTOR, d_model=32),
+    Architecture(
+        "dab_detr",
+        "vision",
+        "DabDetrForObjectDetection",
+        "DabDetrConfig",
+        dict(DETECTOR, hidden_size=32),
+        PIXELS,
+        single=True,
+    ),
+    _vision("deformable_detr", "DeformableDetr", "Model", **DETECTOR, d_model=32),
     _vision("yolos", "Yolos", **SIZED, num_detection_tokens=4),
 )
 

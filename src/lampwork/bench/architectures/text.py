@@ -38,6 +38,7 @@ T5: dict[str, Any] = {
     "num_heads": 4,
     "decoder_start_token_id": 0,
 }
+T5_GEMMA: dict[str, Any] = dict(GROUPED, head_dim=8, sliding_window=4)
 PAIR_INPUTS = {"input_ids": "tokens", "attention_mask": "mask", "decoder_input_ids": "decoder tokens"}
 
 
@@ -84,6 +85,7 @@ ENCODERS = (
     _encoder("squeezebert", "SqueezeBert", **TINY, embedding_size=32),
     _encoder("convbert", "ConvBert", **TINY, embedding_size=32),
     _encoder("esm", "Esm", **TINY, pad_token_id=1, mask_token_id=2),
+    _encoder("tapas", "Tapas", **TINY),
     _encoder("longformer", "Longformer", **TINY, attention_window=[4, 4]),
 )
 
@@ -143,6 +145,7 @@ DECODERS = (
         "xglm", "XGLM", single=True, vocab_size=99, d_model=32, num_layers=2, attention_heads=4, ffn_dim=48
     ),
     _decoder("biogpt", "BioGpt", **TINY),
+    Architecture("lfm2", "decoder", "Lfm2ForCausalLM", "Lfm2Config", GROUPED),
 )
 
 EXPERTS = (
@@ -188,6 +191,38 @@ EXPERTS = (
         num_experts=4,
         num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1,
+        single=True,
+    ),
+    Architecture(
+        "deepseek_v2",
+        "decoder",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        dict(
+            TINY,
+            num_key_value_heads=4,
+            head_dim=8,
+            moe_intermediate_size=24,
+            n_routed_experts=4,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            q_lora_rank=16,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=8,
+        ),
+        single=True,
+    ),
+    Architecture(
+        "llama4",
+        "decoder",
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        dict(GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=4, max_position_embeddings=64),
         single=True,
     ),
 )
@@ -240,6 +275,14 @@ PAIRS = (
     _pair("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", **PAIR),
     _pair("m2m_100", "M2M100ForConditionalGeneration", "M2M100Config", **PAIR),
     _pair("blenderbot", "BlenderbotForConditionalGeneration", "BlenderbotConfig", **PAIR),
+    Architecture(
+        "t5gemma",
+        "encoder-decoder",
+        "T5GemmaForConditionalGeneration",
+        "T5GemmaConfig",
+        {"encoder": T5_GEMMA, "decoder": T5_GEMMA, "vocab_size": 99},
+        PAIR_INPUTS,
+    ),
     _pair("led", "LEDForConditionalGeneration", "LEDConfig", **PAIR, attention_window=4),
 )
 

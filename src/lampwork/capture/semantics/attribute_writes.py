@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import threading
 import types
 from typing import TYPE_CHECKING, Any
@@ -296,7 +297,12 @@ def delete_instance_attr(interp: Interpreter, obj: Any, name: str) -> None:
         interp.attributes.clear()
         return
     if is_slot(found):
-        load_instance_attr(interp, obj, name)  # raises where there is nothing
+        is_empty = True
+        with contextlib.suppress(AttributeError):
+            load_instance_attr(interp, obj, name)
+            is_empty = False
+        if is_empty:
+            raise AttributeError(name)  # all that native code says
     elif read_own(interp, obj, name, entry) is MISSING:
         if not isinstance(obj, torch.nn.Module):
             raise no_attribute(obj, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 import threading
@@ -129,7 +130,7 @@ def load_attr(interp: Interpreter, obj: Any, name: str) -> Any:
     elif kind is types.TracebackType and interp.environment.entry(obj) is None:
         raise Break("LW117", "an exception whose traceback is read")
     elif kind is types.CellType:
-        return interp.load_cell(obj, name) if name == "cell_contents" else getattr(obj, name)
+        return _load_cell_contents(interp, obj) if name == "cell_contents" else getattr(obj, name)
     elif kind is types.MethodType:
         return (
             getattr(obj, name) if name in ("__func__", "__self__") else load_attr(interp, obj.__func__, name)
@@ -531,6 +532,12 @@ def _load_enum_attr(interp: Interpreter, member: enum.Enum, name: str) -> Any:
     if found is MISSING:
         raise AttributeError(f"{type(member).__name__!r} object has no attribute {name!r}")
     return _get_descriptor(interp, found, owner, member, plain, entry)
+
+
+def _load_cell_contents(interp: Interpreter, cell: types.CellType) -> Any:
+    with contextlib.suppress(NameError):
+        return interp.load_cell(cell, "cell_contents")
+    raise ValueError("Cell is empty")
 
 
 def _load_generator_attr(generator: Generator, name: str) -> Any:
