@@ -461,6 +461,7 @@ def test_packages_are_those_of_every_folder_for_packages(folder, tmp_path, monke
     import cached_tables
 
     try:
+        lampwork.reset_stats()
         compiled = lampwork.compile(lambda x: x * sum(cached_tables.table(4)))
         assert torch.equal(compiled(X), X * 6)
         assert lampwork.stats()["breaks"] == 0
