@@ -25,7 +25,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lampwork.capture.calls import builtin_calls as own
-from lampwork.capture.calls import labels
+from lampwork.capture.calls import data_checks, labels
 from lampwork.capture.calls.checkpoints import call_checkpoint
 from lampwork.capture.calls.deepcopy import shallow_copy
 from lampwork.capture.calls.functional_call import call_functional
@@ -186,6 +186,7 @@ OVERRIDES: dict[Any, Override] = {
     exception_comes: leave_to_eager,
     torch.func.functional_call: call_functional,
     **labels.HANDLERS,
+    **data_checks.HANDLERS,
     torch.set_grad_enabled.__enter__: own.call_context_slot("__enter__"),
     cast(Any, torch.autograd.Function.apply).__func__: own.call_autograd_function,
     re.compile: own.call_plain(re.compile),
