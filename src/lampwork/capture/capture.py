@@ -22,6 +22,7 @@ from lampwork.capture.calls.torch_calls import described_mark, is_disabled
 from lampwork.capture.interpreter import CaptureOptions, Interpreter
 from lampwork.capture.model.errors import (
     Break,
+    Earlier,
     FrameRefused,
     ProgramRaised,
     TooLong,
@@ -248,7 +249,7 @@ def _run(interp: Interpreter, frame: Frame) -> Signal:
     try:
         return interp.run_root(frame)
     except Break as stop:
-        raise _Broken(stop, stop.step if isinstance(stop, TooLong) else frame.steps) from stop
+        raise _Broken(stop, stop.step if isinstance(stop, Earlier) else frame.steps) from stop
     except ShapeError as error:
         # Eager has its own words for shapes that do not fit.
         raise ProgramRaised(error, interp.user_location()) from error

@@ -17,7 +17,7 @@ import torch
 from lampwork import pristine
 from lampwork.capture.model.errors import Break, FrameRefused, Unbuildable
 from lampwork.capture.model.frame import Frame
-from lampwork.capture.model.region import Step, StepKind
+from lampwork.capture.model.region import Step, StepKind, Unwritten
 from lampwork.capture.model.values import (
     IDENTITIES,
     NULL,
@@ -208,6 +208,9 @@ class RecipeBuilder:
     def _build(self, value: Any) -> int:
         kind = type(value)
         if kind is Lazy:
+            if type(value.source) is Unwritten:
+                stop = value.source.value
+                raise Unbuildable("a text of a tensor", stop.step, stop)
             return self.step("source", value.source)
         if kind is Appended:
             return self.call(getattr, self.value(value.items), self.value("append"))

@@ -40,12 +40,19 @@ class Break(BaseException):
         return Record(self.code, self.cause, fix, where.file, where.line, where.function, where.module)
 
 
-class TooLong(Break):
+class Earlier(Break):
+    """A break before an instruction of the root frame that is past: its number is `step`."""
+
+    def __init__(self, code: str, detail: str, step: int) -> None:
+        self.step = step
+        super().__init__(code, detail)
+
+
+class TooLong(Earlier):
     """LW122: what comes after the last operator is left to Python, from this instruction of the root frame on."""
 
     def __init__(self, detail: str, step: int) -> None:
-        self.step = step
-        super().__init__("LW122", detail)
+        super().__init__("LW122", detail, step)
 
 
 class FrameRefused(CaptureError):

@@ -56,6 +56,12 @@ class Known(Shown):
         return id(self.value)
 
 
+@record(eq=False)
+class Unwritten(Known):
+    """Where there is nothing: of a text that shows the data of a tensor. `value`: the graph break that looking into the
+    text is. Nothing may be guarded there, and no recipe leads there."""
+
+
 @record
 class Attr(Shown):
     """getattr(base, name)."""

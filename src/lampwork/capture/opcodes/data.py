@@ -29,7 +29,9 @@ from lampwork.capture.semantics.operands import (
     begun,
     called_name,
     format_value,
+    joined,
     none_test,
+    text_of,
     unpacked,
     use,
     use_many,
@@ -339,7 +341,7 @@ def BUILD_CONST_KEY_MAP(interp: Interpreter, frame: Frame, count: int) -> None:
 
 @OPCODES.handles
 def BUILD_STRING(interp: Interpreter, frame: Frame, count: int) -> None:
-    frame.stack.append("".join(use_many(interp, frame, count)))
+    frame.stack.append(joined(interp, frame.pop_many(count)))
 
 
 @OPCODES.handles
@@ -352,9 +354,12 @@ def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
     """`flags`: 1 to 3 for str, repr or ascii first; 4 if a format specification is on top of the stack."""
     spec = use(interp, frame) if flags & 4 else ""
     value = use(interp, frame)
-    if flags & 3:
-        value = interp.call((str, repr, ascii)[(flags & 3) - 1], [value], {})
-    frame.stack.append(format_value(interp, value, spec))
+
+    def write() -> str:
+        shown = interp.call((str, repr, ascii)[(flags & 3) - 1], [value], {}) if flags & 3 else value
+        return format_value(interp, shown, spec)
+
+    frame.stack.append(text_of(interp, value, write))
 
 
 @OPCODES.handles

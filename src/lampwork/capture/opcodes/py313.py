@@ -14,7 +14,9 @@ from lampwork.capture.semantics.appends import load_attribute, load_global
 from lampwork.capture.semantics.operands import (
     annotations_of,
     format_value,
+    is_unwritten,
     star_arguments,
+    text_of,
     use,
     use_many,
 )
@@ -166,18 +168,23 @@ def COMPARE_OP(interp: Interpreter, frame: Frame, arg: tuple[int, bool]) -> None
 @OPCODES.handles
 def CONVERT_VALUE(interp: Interpreter, frame: Frame, kind: int) -> None:
     """1: str, 2: repr, 3: ascii."""
-    frame.stack.append(interp.call((str, repr, ascii)[kind - 1], [use(interp, frame)], {}))
+    value = use(interp, frame)
+    frame.stack.append(text_of(interp, value, lambda: interp.call((str, repr, ascii)[kind - 1], [value], {})))
 
 
 @OPCODES.handles
 def FORMAT_SIMPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    frame.stack.append(format_value(interp, use(interp, frame), ""))
+    """Of a text that is unwritten, as a conversion may leave it, it is that text."""
+    if is_unwritten(frame.stack[-1]):
+        return
+    value = use(interp, frame)
+    frame.stack.append(text_of(interp, value, lambda: format_value(interp, value, "")))
 
 
 @OPCODES.handles
 def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
     value, spec = use_many(interp, frame, 2)
-    frame.stack.append(format_value(interp, value, spec))
+    frame.stack.append(text_of(interp, value, lambda: format_value(interp, value, spec)))
 
 
 # --- iteration --------------------------------------------------------------------------------------------------------

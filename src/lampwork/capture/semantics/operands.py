@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from lampwork.capture.model.errors import Earlier
 from lampwork.capture.model.frame import Frame
+from lampwork.capture.model.region import Unwritten
 from lampwork.capture.model.values import CONSTANTS, NULL, Lazy
 from lampwork.capture.semantics.iteration import (
     Numbered,
@@ -17,6 +19,7 @@ from lampwork.capture.semantics.iteration import (
 from lampwork.capture.semantics.mappings import plain_mapping
 from lampwork.capture.semantics.protocols import check_decimals, get_item
 from lampwork.capture.state.effects import Effect
+from lampwork.errors import DataDependentError
 from lampwork.graph.tracetensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -142,6 +145,33 @@ def taken(name: str, value: Any, result: Any) -> Any:
     if native is None or isinstance(result, kind):
         return result
     return native(type(type(value).__name__, (), {name: lambda *_: result})())
+
+
+def text_of(interp: Interpreter, value: Any, write: Callable[[], Any]) -> Any:
+    """What `write` gives, a text of the value. That of a tensor shows its data, which exists only at run time: it is
+    left unwritten, and whoever looks into it ends the region before this instruction. Most such texts are messages of
+    errors that do not come."""
+    if type(value) is not TraceTensor:
+        return write()
+    try:
+        return write()
+    except DataDependentError as error:
+        stop = Earlier("LW102", error.cause, interp.frames[0].steps)
+    stop.at(interp.user_location(), len(interp.frames))
+    return Lazy("", Unwritten(stop, "a text of a tensor"), "a text of a tensor")
+
+
+def is_unwritten(value: Any) -> bool:
+    """Whether this is a text that `text_of` left unwritten."""
+    return type(value) is Lazy and type(value.source) is Unwritten
+
+
+def joined(interp: Interpreter, parts: list[Any]) -> Any:
+    """The texts in one, unwritten if one of them is."""
+    for part in parts:
+        if is_unwritten(part):
+            return part
+    return "".join([interp.force(part) for part in parts])
 
 
 def format_value(interp: Interpreter, value: Any, spec: str) -> str:

@@ -6,7 +6,16 @@ import gc
 from collections.abc import Callable
 from typing import Any, cast
 
-from lampwork.capture.model.region import CellContents, DictItem, Guard, GuardKind, Known, Slot, Source
+from lampwork.capture.model.region import (
+    CellContents,
+    DictItem,
+    Guard,
+    GuardKind,
+    Known,
+    Slot,
+    Source,
+    Unwritten,
+)
 from lampwork.errors import Location
 
 # The kinds whose expected values are the same where they are equal.
@@ -37,6 +46,8 @@ class GuardBuilder:
 
         `slow` goes without saying where a pointer at a known place tells of every change.
         """
+        if type(source) is Unwritten:
+            raise source.value
         subject = expected if kind in _BY_VALUE else id(expected)
         key = (_place(source), kind, subject)
         if key in self._seen:
