@@ -66,6 +66,36 @@ def returned(x: Tensor) -> Any:
     return x + 1, f"<{x.sum()}>"
 
 
+def in_no_format(x: Tensor) -> Any:
+    f"{x.sum():d}"
+    return x
+
+
+def in_no_format_of_a_text(x: Tensor) -> Any:
+    f"{x.sum()!s:d}"
+    return x
+
+
+def of_no_number(x: Tensor) -> Any:
+    f"{x:.2f}"
+    return x
+
+
+def of_a_character(x: Tensor) -> Any:
+    f"{(x.sum() * -1).long():c}"
+    return x
+
+
+def in_a_format_of_data(x: Tensor) -> Any:
+    return (
+        x,
+        f"{x.sum():{'>12'}}",
+        f"{x.sum().long():05d}",
+        f"{(x.sum() > 3)!r:^9}",
+        f"{x.sum():>{x.shape[0] * 4}.1f}",
+    )
+
+
 def gathered(x: Tensor) -> Any:
     def first(*texts: str, **named: str) -> int:
         return len(texts) + len(named)

@@ -359,7 +359,7 @@ def FORMAT_VALUE(interp: Interpreter, frame: Frame, flags: int) -> None:
         shown = interp.call((str, repr, ascii)[(flags & 3) - 1], [value], {}) if flags & 3 else value
         return format_value(interp, shown, spec)
 
-    frame.stack.append(text_of(interp, value, write))
+    frame.stack.append(text_of(interp, value, write, spec, converted=bool(flags & 3)))
 
 
 @OPCODES.handles

@@ -15,10 +15,10 @@ from lampwork.capture.semantics.operands import (
     annotations_of,
     format_value,
     is_unwritten,
+    reformatted,
     star_arguments,
     text_of,
     use,
-    use_many,
 )
 from lampwork.capture.semantics.protocols import compare, truth
 from lampwork.graph.tracetensor import TraceTensor
@@ -183,8 +183,12 @@ def FORMAT_SIMPLE(interp: Interpreter, frame: Frame, arg: Any) -> None:
 
 @OPCODES.handles
 def FORMAT_WITH_SPEC(interp: Interpreter, frame: Frame, arg: Any) -> None:
-    value, spec = use_many(interp, frame, 2)
-    frame.stack.append(text_of(interp, value, lambda: format_value(interp, value, spec)))
+    spec = use(interp, frame)
+    if is_unwritten(frame.stack[-1]):
+        reformatted(interp, frame.stack[-1], spec)
+        return
+    value = use(interp, frame)
+    frame.stack.append(text_of(interp, value, lambda: format_value(interp, value, spec), spec))
 
 
 # --- iteration --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from lampwork.capture.model.errors import Earlier
 from lampwork.capture.model.frame import Frame
 from lampwork.capture.model.region import Unwritten
@@ -147,10 +149,12 @@ def taken(name: str, value: Any, result: Any) -> Any:
     return native(type(type(value).__name__, (), {name: lambda *_: result})())
 
 
-def text_of(interp: Interpreter, value: Any, write: Callable[[], Any]) -> Any:
+def text_of(
+    interp: Interpreter, value: Any, write: Callable[[], Any], spec: str = "", *, converted: bool = False
+) -> Any:
     """What `write` gives, a text of the value. That of a tensor shows its data, which exists only at run time: it is
     left unwritten, and whoever looks into it ends the region before this instruction. Most such texts are messages of
-    errors that do not come."""
+    errors that do not come. `spec`: that of its format, which eager may refuse. `converted`: it is one of a text."""
     if type(value) is not TraceTensor:
         return write()
     try:
@@ -158,7 +162,35 @@ def text_of(interp: Interpreter, value: Any, write: Callable[[], Any]) -> Any:
     except DataDependentError as error:
         stop = Earlier("LW102", error.cause, interp.frames[0].steps)
     stop.at(interp.user_location(), len(interp.frames))
+    if not _is_format(spec, "" if converted else _some_number(value)):
+        raise stop
     return Lazy("", Unwritten(stop, "a text of a tensor"), "a text of a tensor")
+
+
+def reformatted(interp: Interpreter, text: Lazy, spec: str) -> Lazy:
+    """An unwritten text in a format."""
+    if not _is_format(spec, ""):
+        interp.force(text)
+    return text
+
+
+def _some_number(tensor: TraceTensor) -> complex | bool:
+    """One that `item()` may give."""
+    dtype = tensor.spec.dtype
+    if dtype is torch.bool:
+        return True
+    return 1j if dtype.is_complex else 0.5 if dtype.is_floating_point else 1
+
+
+def _is_format(spec: Any, value: Any) -> bool:
+    """Whether every value like this one has that format. That of a character goes by the number."""
+    if type(spec) is not str or spec.endswith("c"):
+        return False
+    try:
+        format(value, spec)
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return True
 
 
 def is_unwritten(value: Any) -> bool:
