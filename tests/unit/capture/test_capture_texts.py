@@ -14,6 +14,7 @@ import lampwork
 
 Tensor = torch.Tensor
 quiet = logging.getLogger("lampwork.tests.texts")
+weight = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
 box = SimpleNamespace(text="", log=[])
 
 
@@ -79,6 +80,11 @@ def in_no_format_of_a_text(x: Tensor) -> Any:
 def of_no_number(x: Tensor) -> Any:
     f"{x:.2f}"
     return x
+
+
+def of_a_parameter(x: Tensor) -> Any:
+    f"{weight:.2f}"
+    return x * weight
 
 
 def of_a_character(x: Tensor) -> Any:
@@ -210,7 +216,17 @@ def waits(x: Tensor) -> Any:
 
 LOOKED_INTO = [
     *(
+        in_no_format,
+        in_no_format_of_a_text,
+        of_no_number,
+        of_a_parameter,
+        of_a_character,
+        in_a_format_of_data,
+    ),
+    *(
         returned,
+        gathered,
+        logged,
         printed,
         printed_after_a_write,
         beside_a_break,

@@ -162,7 +162,7 @@ def text_of(
     except DataDependentError as error:
         stop = Earlier("LW102", error.cause, interp.frames[0].steps)
     stop.at(interp.user_location(), len(interp.frames))
-    if not _is_format(spec, "" if converted else _some_number(value)):
+    if not _is_format(spec, "" if converted else _stand_in(interp, value)):
         raise stop
     return Lazy("", Unwritten(stop, "a text of a tensor"), "a text of a tensor")
 
@@ -174,12 +174,17 @@ def reformatted(interp: Interpreter, text: Lazy, spec: str) -> Lazy:
     return text
 
 
-def _some_number(tensor: TraceTensor) -> complex | bool:
-    """One that `item()` may give."""
+def _stand_in(interp: Interpreter, tensor: TraceTensor) -> object:
+    """What has the formats of a tensor: those of a number, if it is one, and no parameter; else none."""
+    if tensor.spec.shape or interp.environment.python_type(tensor) is not torch.Tensor:
+        return _NO_NUMBER
     dtype = tensor.spec.dtype
     if dtype is torch.bool:
         return True
     return 1j if dtype.is_complex else 0.5 if dtype.is_floating_point else 1
+
+
+_NO_NUMBER = object()
 
 
 def _is_format(spec: Any, value: Any) -> bool:
