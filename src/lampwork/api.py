@@ -324,7 +324,7 @@ def make_function(model: Any, keywords: Keywords, *, quiet: bool = False) -> Fun
         quiet=quiet,
         label=keywords.name,
         stand_in=_stand_in(keywords),
-        draws_on_cards=isinstance(keywords.backends[0], NativeBackend),
+        is_native=isinstance(keywords.backends[0], NativeBackend),
     )
     function.backends = keywords.backends
     function.prepare = functools.partial(prepare, keywords.backends)

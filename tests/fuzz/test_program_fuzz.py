@@ -6,27 +6,17 @@ A failure prints its seed and the program, shrunk; `python tests/fuzz/program_fu
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import warnings
-from pathlib import Path
 
 from program_grammar import grown
 from program_shrink import shrunk
 from program_sides import difference, run
-
-FOLDER = Path(__file__).parent
-COUNT = int(os.environ.get("LAMPWORK_FUZZ", "20"))
-SEED = os.environ.get("LAMPWORK_FUZZ_SEED", "0")
+from ran import none_differ
 
 
 def test_random_programs() -> None:
-    command = [sys.executable, "-W", "ignore", str(FOLDER / "program_fuzz.py"), "--seed", SEED]
-    done = subprocess.run([*command, "-n", str(COUNT)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " 0 differ" in done.stdout
+    none_differ("program_fuzz.py", 20)
 
 
 def test_a_fuzz_program_is_its_seeds() -> None:

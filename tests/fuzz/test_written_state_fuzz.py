@@ -6,30 +6,20 @@ A failure prints its seed and the program, shrunk; `python tests/fuzz/written_st
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 from program_sides import compared
+from ran import none_differ
 from written_grammar import grown
 from written_places import KINDS
 from written_sides import WrittenSide
 
 from lampwork.capture.semantics import held_state
 
-FOLDER = Path(__file__).parent
-COUNT = int(os.environ.get("LAMPWORK_FUZZ", "24"))
-SEED = os.environ.get("LAMPWORK_FUZZ_SEED", "0")
-
 
 def test_state_that_random_programs_write() -> None:
-    command = [sys.executable, "-W", "ignore", str(FOLDER / "written_state.py"), "--seed", SEED]
-    done = subprocess.run([*command, "-n", str(COUNT)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " 0 differ" in done.stdout
+    none_differ("written_state.py", 24)
 
 
 def test_a_program_that_writes_is_its_seeds() -> None:

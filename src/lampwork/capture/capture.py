@@ -142,7 +142,7 @@ def _attempt(
 ) -> Region:
     interp: Interpreter | None = None
     state = GlobalState.now()
-    recorder = Recorder(counted=config.current().numerics == "fast", draws_on_cards=options.draws_on_cards)
+    recorder = Recorder(counted=config.current().numerics == "fast", draws_on_cards=options.is_native)
     try:
         with recorder:
             interp = Interpreter(recorder, running_table(), options, births, stop_at)

@@ -43,8 +43,9 @@ class CaptureOptions:
     `forward` of a module (None: it is called as it is); `compile_resume` that of a resume function. `stand_in` gives
     what is called in place of a function of torch, if there is something. `dynamic` says which sizes and ints are left
     open (None: none). `resume_cache` keeps what is made for graph breaks; `drive` is what runs continuations (None:
-    `resume.drive`). `trains_dtensors`: calls on DTensors that require grad are captured. `draws_on_cards`: what CUDA
-    devices draw is recorded as arithmetic, for a backend that computes it where it is read. `roots`: where the paths of
+    `resume.drive`). `trains_dtensors`: calls on DTensors that require grad are captured. `is_native`: Lampwork's
+    own backend takes what is recorded: it computes what CUDA devices draw where it is read, and has eager make a call
+    again whose data it refuses. `roots`: where the paths of
     modules begin (None: in what is captured). `within`: the module whose `forward` calls what is captured.
     """
 
@@ -55,7 +56,7 @@ class CaptureOptions:
     drive: Callable[..., Any] | None = None
     stand_in: StandIn | None = None
     trains_dtensors: bool = True
-    draws_on_cards: bool = False
+    is_native: bool = False
     roots: ModuleRoots | None = None
     within: Within = OUTSIDE
 

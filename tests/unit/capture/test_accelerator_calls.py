@@ -129,7 +129,7 @@ def test_dropout_of_an_input_is_guarded_by_its_address(
         monkeypatch.setitem(card_trial._found, (0, family, torch.float32), True)
     memory = torch.zeros(64)
     x = memory[start : start + 32]
-    drops = CaptureOptions(draws_on_cards=True)
+    drops = CaptureOptions(is_native=True)
     region = capture(lambda x: F.dropout(x, 0.5), (x,), {}, drops)
     (guard,) = [each for each in region.guards if isinstance(each.expected, LiesAt)]
     assert holds(guard, (x,), {}) and holds(guard, (memory[start + 4 : start + 36],), {})

@@ -70,6 +70,15 @@ def test_no_region_ends(fn: Callable[..., Any]) -> None:
     assert len(compiled.entries) == 1
 
 
+@pytest.mark.parametrize("fn", [checked, by_name, after_a_write])
+def test_other_backends_check_as_well(fn: Callable[..., Any]) -> None:
+    compiled = lampwork.compile(fn, backend="eager", options={"strict": False})
+    for given in (*GOOD, *BAD, *GOOD):
+        (got, left), (wanted, kept) = outcome(compiled, *given), outcome(fn, *given)
+        assert torch.equal(left, kept)
+        assert torch.equal(got, wanted) if isinstance(wanted, Tensor) else got == wanted
+
+
 def test_nothing_to_check() -> None:
     compiled = lampwork.compile(checked, dynamic=False)
     assert compiled(ones(0, 3), torch.tensor(3)).shape == (0, 3)

@@ -83,8 +83,8 @@ class _Namer:
         return (len(kernel.params), buffers, sizes, body, tuple(self._rows))
 
     def gemm(self, gemm: Gemm) -> Hashable:
-        digits = (*gemm.rows, *gemm.depth, *(() if gemm.group is None else (gemm.group,)))
-        axes = tuple(self._axis(axis) for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k, *digits))
+        more = (*gemm.rows, *gemm.depth, *gemm.groups)
+        axes = tuple(self._axis(axis) for axis in (*gemm.batch, gemm.m, gemm.n, gemm.k, *more))
         ends = None if gemm.ends is None else self._load(gemm.ends)
         operands = (self._load(gemm.a), self._load(gemm.b), self._buffer(gemm.out), ends)
         index = tuple(self._index(i) for i in gemm.index)

@@ -237,6 +237,11 @@ class Gemm(Node):
     ends: Load | None = None
 
     @property
+    def groups(self) -> tuple[Axis, ...]:
+        """The axis of the groups, if there are any."""
+        return () if self.group is None else (self.group,)
+
+    @property
     def packed(self) -> int:
         """The columns of a panel of b; 0: b is read as it lies."""
         return self.b.buffer.columns if isinstance(self.b.buffer, Panels) else 0

@@ -124,8 +124,7 @@ def _verify_definition(definition: Definition, where: str) -> None:
         if not definition.turned:
             _Checker(where, _names(definition.a_axes), set()).check(definition.a)
         if not definition.packed:
-            group = () if definition.group is None else (definition.group,)
-            right = (*definition.batch, *group, definition.k, definition.n)
+            right = (*definition.batch, *definition.groups, definition.k, definition.n)
             _Checker(where, _names(right), set()).check(definition.b)
         _Checker(where, _names(outer), {"acc"}).check(definition.value)
     elif isinstance(definition, Attention):

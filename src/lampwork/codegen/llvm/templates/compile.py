@@ -155,14 +155,6 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
     structure, buffers, symbols = template_structure(definition)
     if definition.turned:
         return _Asked(structure, buffers, symbols, {}, lambda name: emit_turned(definition, name, target))
-    if definition.group is not None:
-        return _Asked(
-            (structure, sizes),
-            buffers,
-            symbols,
-            {},
-            lambda name: emit_grouped(definition, name, target, sizes),
-        )
     if tile_unit(definition, target) is not None:
         return _Asked(
             ("tiles", structure, sizes),
@@ -171,12 +163,13 @@ def _asked(definition: Template, target: Target, hints: Mapping[str, int]) -> _A
             {},
             lambda name: emit_tiles(definition, name, target, sizes),
         )
+    emit = emit_grouped if definition.group else emit_gemm
     return _Asked(
         (structure, sizes),
         buffers,
         symbols,
         {},
-        lambda name: emit_gemm(definition, name, target, likely=sizes),
+        lambda name: emit(definition, name, target, likely=sizes),
     )
 
 

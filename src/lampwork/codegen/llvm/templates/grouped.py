@@ -42,32 +42,32 @@ from lampwork.codegen.llvm.templates.microkernel import Tile, load_vector, store
 from lampwork.codegen.llvm.templates.plan import plan_gemm, supports
 from lampwork.codegen.target import Target
 from lampwork.errors import CodegenError
+from lampwork.loops.ir import symbols
 from lampwork.loops.ir.bounds import offset_in
 from lampwork.loops.ir.index import ONE, Index
 from lampwork.loops.ir.nodes import Axis, Gemm
-from lampwork.loops.ir.symbols import likely
 
 
 def emit_grouped(
-    gemm: Gemm, name: str, target: Target, sizes: Likely = UNKNOWN, module: Module | None = None
+    gemm: Gemm, name: str, target: Target, *, likely: Likely = UNKNOWN, module: Module | None = None
 ) -> GemmCode:
-    """The kernel of a `Gemm` with groups; `sizes`: what a group's rows, and symbolic columns, will probably be.
+    """The kernel of a `Gemm` with groups; `likely`: what a group's rows, and symbolic columns, will probably be.
 
     Raises CodegenError for what `supports` refuses.
     """
     if gemm.group is None or gemm.ends is None or not supports(gemm, target):
         raise CodegenError(f"no template for the grouped gemm {gemm.out.name!r} of {gemm.a.buffer.dtype}")
-    plan = plan_gemm(gemm, target, sizes)
+    plan = plan_gemm(gemm, target, likely)
     n, k = gemm.n.extent.as_int(), plan.words.as_int()
     split = plan.split if plan.split % plan.steps else plan.split // plan.steps
-    config = choose_config(None, n, k, 0, split, target, gemm.a.buffer.dtype, sizes)
+    config = choose_config(None, n, k, 0, split, target, gemm.a.buffer.dtype, likely)
     return _Grouped(plan, name, target, config, module or Module()).run()
 
 
 def likely_rows(gemm: Gemm, hints: Mapping[str, int]) -> int | None:
     """The rows of a group, if all groups have as many."""
     assert gemm.group is not None
-    rows, groups = (likely(axis.extent, hints) for axis in (gemm.m, gemm.group))
+    rows, groups = (symbols.likely(axis.extent, hints) for axis in (gemm.m, gemm.group))
     return None if rows is None or groups is None else max(1, rows // max(groups, 1))
 
 

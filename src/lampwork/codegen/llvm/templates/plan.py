@@ -65,8 +65,7 @@ def is_mixed(gemm: Gemm) -> bool:
 
 
 def extents_of(gemm: Gemm) -> dict[str, Index]:
-    groups = () if gemm.group is None else (gemm.group,)
-    return {axis.name: axis.extent for axis in (*gemm.batch, *groups, gemm.m, gemm.n, gemm.k)}
+    return {axis.name: axis.extent for axis in (*gemm.batch, *gemm.groups, gemm.m, gemm.n, gemm.k)}
 
 
 def _split_of(gemm: Gemm, offset: Index) -> int | None:
